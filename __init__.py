@@ -1,0 +1,1 @@
+"""Pullback: any ONNX inference model in, one explicit ONNX training step out."""

@@ -1,0 +1,106 @@
+"""Pulling cotangents back through values: reverse mode, by the rules of the primitives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .. import primitives as p
+from ..graph import Value, at, reachable
+from ..types import TupleType
+
+__all__ = ["vjp"]
+
+
+def _active(nodes: Sequence[Value], wrt: Sequence[Value]) -> set[int]:
+    """Nodes on a differentiable path from a wanted value."""
+    active = {id(v) for v in wrt}
+    for node in nodes:
+        if id(node) in active or not (isinstance(node.type, TupleType) or node.dtype.floating):
+            continue
+        match node.primitive.vjp:
+            case p.Each() | p.Joint():
+                passes = any(id(o) in active for o in node.operands)
+            case rules if node.primitive.name == "item":
+                passes = id(node.operands[0]) in active and bool(rules)
+            case rules:
+                passes = any(
+                    id(o) in active and not isinstance(r, p.NoGrad) for o, r in zip(node.operands, rules, strict=True)
+                )
+        if passes:
+            active.add(id(node))
+    return active
+
+
+class _Cotangents:
+    """What has arrived at each node so far; one slot per result for a node with several."""
+
+    def __init__(self) -> None:
+        self._sums: dict[tuple[int, int], Value] = {}
+
+    def add(self, node: Value, ct: Value, index: int = 0) -> None:
+        key = (id(node), index)
+        before = self._sums.get(key)
+        self._sums[key] = ct if before is None else p.add(before, ct)
+
+    def of(self, node: Value, index: int = 0) -> Value | None:
+        return self._sums.get((id(node), index))
+
+
+def vjp(outputs: Sequence[Value], cotangents: Sequence[Value], wrt: Sequence[Value]) -> list[Value | None]:
+    """The cotangents of `wrt`: the sum over outputs of `J(output, w)^T ct`; None where no differentiable path leads to an output.
+
+    Builds in the current builder, so `wrt` may be inputs, parameters or inner values, and the result can be differentiated again. Every node is
+    visited once, and its rule is asked only for operands on a path to `wrt`.
+    """
+    nodes = reachable(outputs)
+    active = _active(nodes, wrt)
+    cotangent = _Cotangents()
+    for output, ct in zip(outputs, cotangents, strict=True):
+        if ct.type != output.type:
+            raise TypeError(f"the cotangent of {output!r} has type {ct.type!r}")
+        cotangent.add(output, ct)
+    for node in reversed(nodes):
+        if id(node) not in active or not node.operands:
+            continue
+        if node.primitive.name == "item":
+            ct = cotangent.of(node)
+            if ct is not None:
+                with at(node.origin.in_phase("backward")):
+                    cotangent.add(node.operands[0], ct, node.params["index"])
+        elif isinstance(node.primitive.vjp, p.Joint):
+            _through_joint(node, cotangent, active)
+        else:
+            _through(node, cotangent, active)
+    return [cotangent.of(v) for v in wrt]
+
+
+def _through(node: Value, cotangent: _Cotangents, active: set[int]) -> None:
+    ct = cotangent.of(node)
+    if ct is None:
+        return
+    rules = node.primitive.vjp
+    for i, operand in enumerate(node.operands):
+        if id(operand) not in active:
+            continue
+        with at(node.origin.in_phase("backward").then(f"vjp:{node.primitive.name}[{i}]")):
+            if isinstance(rules, p.Each):
+                passed = rules.rule(ct, node, *node.operands, at=i, **node.params)
+            else:
+                assert isinstance(rules, tuple)
+                rule = rules[i]
+                passed = rule if isinstance(rule, p.NoGrad) else rule(ct, node, *node.operands, **node.params)
+            if not isinstance(passed, p.NoGrad):
+                cotangent.add(operand, passed)
+
+
+def _through_joint(node: Value, cotangent: _Cotangents, active: set[int]) -> None:
+    assert isinstance(node.type, TupleType) and isinstance(node.primitive.vjp, p.Joint)
+    cts = tuple(cotangent.of(node, i) for i in range(len(node.type.items)))
+    if all(ct is None for ct in cts):
+        return
+    wanted = tuple(i for i, o in enumerate(node.operands) if id(o) in active)
+    with at(node.origin.in_phase("backward").then(f"vjp:{node.primitive.name}")):
+        passed = node.primitive.vjp.rule(cts, node, *node.operands, wanted=wanted, **node.params)
+        for i in wanted:
+            if (ct := passed[i]) is not None:
+                cotangent.add(node.operands[i], ct)

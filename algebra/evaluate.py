@@ -1,0 +1,85 @@
+"""The meaning of a graph: its nodes computed with numpy, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import sympy
+
+from .dims import Dim, evaluate as size_of, show_shape, solve
+from .errors import PullbackError
+from .graph import Graph, Value, map_params
+
+__all__ = ["bind_dims", "evaluate", "evaluate_all"]
+
+
+def bind_dims(graph: Graph, feeds: Mapping[str, np.ndarray]) -> dict[str, int]:
+    """The size of every symbolic dim, read from the shapes of what is fed; raise where they disagree."""
+    sizes: dict[str, int] = {}
+    later: list[tuple[Value, Dim, int]] = []
+    for v in graph.inputs:
+        if v.params["name"] not in feeds:
+            continue
+        shape = np.shape(feeds[v.params["name"]])
+        if len(shape) != v.rank:
+            raise PullbackError(
+                f"input {v.params['name']!r} is {v.type!r}, but an array of shape {list(shape)} is given"
+            )
+        for d, n in zip(v.shape, shape, strict=True):
+            if isinstance(d, sympy.Symbol):
+                sizes.setdefault(d.name, n)
+            elif isinstance(d, sympy.Expr) and (found := solve(d, n)) is not None and len(d.free_symbols) == 1:
+                sizes.setdefault(found[0].name, int(found[1]))
+            later.append((v, d, n))
+    for v, d, n in later:
+        if size_of(d, sizes) != n:
+            given = list(np.shape(feeds[v.params["name"]]))
+            raise PullbackError(
+                f"input {v.params['name']!r} is {v.type!r}, but an array of shape {given} is given ({show_shape([d])} is {n})"
+            )
+    return sizes
+
+
+def evaluate(
+    graph: Graph, feeds: Mapping[str, Any] | None = None, *, sizes: Mapping[str, int] | None = None
+) -> dict[str, np.ndarray]:
+    """The outputs by name. Inputs that are not fed take their value from `graph.data`.
+
+    `sizes` gives symbolic dims that no fed shape tells.
+    """
+    values = evaluate_all(graph, feeds, sizes=sizes)
+    return {name: values[id(v)] for name, v in graph.outputs.items()}
+
+
+def evaluate_all(
+    graph: Graph, feeds: Mapping[str, Any] | None = None, *, sizes: Mapping[str, int] | None = None
+) -> dict[int, Any]:
+    """The array of every node, by `id(node)`."""
+    arrays: dict[str, np.ndarray] = {}
+    missing = []
+    for v in graph.inputs:
+        name = v.params["name"]
+        if feeds is not None and name in feeds:
+            arrays[name] = np.asarray(feeds[name], dtype=v.dtype.numpy)
+        elif name in graph.data:
+            arrays[name] = graph.data[name].array
+        else:
+            missing.append(f"{name}: {v.type!r}")
+    if missing:
+        raise PullbackError(f"no value given for {', '.join(missing)}")
+    bound = {**bind_dims(graph, arrays), **(sizes or {})}
+    values: dict[int, Any] = {}
+    with np.errstate(all="ignore"):
+        for node in graph.nodes:
+            values[id(node)] = (
+                arrays[node.params["name"]] if node.primitive.name == "input" else compute(node, values, bound)
+            )
+    return values
+
+
+def compute(node: Value, values: Mapping[int, Any], sizes: Mapping[str, int]) -> Any:
+    """One node's array from those of its operands."""
+    params = {k: map_params(v, lambda d: size_of(d, sizes)) for k, v in node.params.items()}
+    return node.primitive.numpy(*(values[id(o)] for o in node.operands), **params)

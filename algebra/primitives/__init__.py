@@ -1,0 +1,104 @@
+"""The whole algebra: `PRIMITIVES`, and one typed function per primitive.
+
+Used as `from .. import primitives as p`; a rule reaches another primitive at call time (`p.mul`), so there is no import cycle.
+"""
+
+from __future__ import annotations
+
+from .contraction import (
+    CONTRACTION,
+    argmax,
+    argsort,
+    cumsum,
+    dot,
+    free_axes,
+    gather,
+    kept_axes,
+    reduce_max,
+    reduce_min,
+    reduce_prod,
+    reduce_sum,
+    scatter_add,
+)
+from .elementwise import (
+    ELEMENTWISE,
+    abs,
+    acos,
+    acosh,
+    add,
+    asin,
+    asinh,
+    atan,
+    atanh,
+    bit_and,
+    bit_not,
+    bit_or,
+    bit_xor,
+    cast,
+    cos,
+    cosh,
+    div,
+    equal,
+    erf,
+    exp,
+    floor,
+    is_nan,
+    less,
+    less_equal,
+    log,
+    logical_and,
+    logical_not,
+    logical_or,
+    logical_xor,
+    max,
+    min,
+    mul,
+    neg,
+    pow,
+    rem,
+    round,
+    select,
+    shift_left,
+    shift_right,
+    sign,
+    sin,
+    sinh,
+    sqrt,
+    stop_gradient,
+    tanh,
+    truncate,
+)
+from .record import Each, Joint, NoGrad, Primitive
+from .structural import (
+    STRUCTURAL,
+    broadcast,
+    concat,
+    dim,
+    fold,
+    full,
+    input,
+    iota,
+    item,
+    literal,
+    number,
+    pad,
+    reshape,
+    reverse,
+    slice,
+    transpose,
+    window,
+    window_count,
+)
+
+PRIMITIVES: tuple[Primitive, ...] = (*STRUCTURAL, *CONTRACTION, *ELEMENTWISE)
+BY_NAME: dict[str, Primitive] = {primitive.name: primitive for primitive in PRIMITIVES}
+
+__all__ = [
+    "BY_NAME", "ELEMENTWISE", "PRIMITIVES", "Each", "Joint", "NoGrad", "Primitive", "abs", "acos", "acosh", "add", "argmax", "argsort", "asin",
+    "asinh", "atan", "atanh", "bit_and", "bit_not", "bit_or", "bit_xor", "broadcast", "cast", "concat", "cos", "cosh", "cumsum", "dim", "div",
+    "dot", "equal", "erf", "exp", "floor", "fold", "free_axes", "full", "gather", "input", "iota", "is_nan", "item", "kept_axes", "less",
+    "less_equal", "literal", "log", "logical_and", "logical_not", "logical_or", "logical_xor", "max", "min", "mul", "neg", "number", "pad",
+    "pow", "reduce_max", "reduce_min", "reduce_prod", "reduce_sum", "rem", "reshape", "reverse", "round", "scatter_add", "select",
+    "shift_left", "shift_right", "sign", "sin", "sinh", "slice", "sqrt", "stop_gradient", "tanh", "transpose", "truncate", "window",
+    "window_count",
+]  # fmt: skip
