@@ -37,6 +37,7 @@ __all__ = [
     "building",
     "current",
     "reachable",
+    "using",
 ]
 
 
@@ -96,9 +97,13 @@ class Value:
 
     def __init__(self, primitive: Primitive, operands: tuple[Value, ...], params: Mapping[str, Any], type: Type, origin: Origin,
                  index: int) -> None:  # fmt: skip
-        for name, value in zip(("primitive", "operands", "params", "type", "origin", "index"),
-                               (primitive, operands, params, type, origin, index), strict=True):  # fmt: skip
-            object.__setattr__(self, name, value)
+        put = object.__setattr__
+        put(self, "primitive", primitive)
+        put(self, "operands", operands)
+        put(self, "params", params)
+        put(self, "type", type)
+        put(self, "origin", origin)
+        put(self, "index", index)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a Value is immutable: cannot set {name!r}")
@@ -199,7 +204,13 @@ def current() -> Builder:
 @contextmanager
 def building(*graphs: Graph) -> Iterator[Builder]:
     """Make a new builder current, one that extends the given graphs."""
-    builder = Builder.extending(*graphs)
+    with using(Builder.extending(*graphs)) as builder:
+        yield builder
+
+
+@contextmanager
+def using(builder: Builder) -> Iterator[Builder]:
+    """Make a builder current."""
     _stack.append(builder)
     try:
         yield builder
