@@ -1,0 +1,678 @@
+"""Reading an ONNX model into a graph of the algebra.
+
+Names are looked up in scopes; a tensor that the file stores becomes a node when it is first used. Every node on the way to an output is lowered by the
+table in `registry`; what cannot be is collected, so that one refusal names everything that stands in the way.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import sympy
+from google.protobuf.message import DecodeError
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
+
+from ...algebra import primitives as p
+from ...algebra.dims import Dim, dim, substitute
+from ...algebra.errors import PullbackError, Refusal
+from ...algebra.graph import Constant, Constraint, Graph, Role, Value, at, building, current, reachable, rebuild
+from ...algebra.known import Facts
+from ...algebra.origin import Origin, Source
+from ...algebra.types import TensorType
+from . import functions
+from .context import Node, Reading, Unify, Unsupported, session
+from .registry import OUTSIDE, Argument, Tensors, apply, lookup, schema_of
+from .tensors import constant_of, dtype_of_onnx, external_problems, sparse_constant, type_of
+
+__all__ = ["Scope", "load"]
+
+ANONYMOUS = {"", "?", "-1", "None"}
+FAULTS = (PullbackError, ValueError, TypeError, IndexError, KeyError, ArithmeticError, AttributeError)
+
+# operands whose stored tensors are no weights: (operator, position) -> role, suffix of a tensor that is a weight elsewhere, reason
+USES: dict[tuple[str, int], tuple[str, str, str]] = {
+    ("BatchNormalization", 3): ("state", "running_mean", "running mean of a normalisation"),
+    ("BatchNormalization", 4): ("state", "running_var", "running variance of a normalisation"),
+    ("QuantizeLinear", 1): ("frozen", "scale", "quantisation scale"),
+    ("DequantizeLinear", 1): ("frozen", "scale", "quantisation scale"),
+    ("QLinearMatMul", 1): ("frozen", "scale", "quantisation scale"),
+    ("QLinearMatMul", 4): ("frozen", "scale", "quantisation scale"),
+    ("QLinearMatMul", 6): ("frozen", "scale", "quantisation scale"),
+    ("QLinearConv", 1): ("frozen", "scale", "quantisation scale"),
+    ("QLinearConv", 4): ("frozen", "scale", "quantisation scale"),
+    ("QLinearConv", 6): ("frozen", "scale", "quantisation scale"),
+}
+
+
+class Poison:
+    """Stands for a tensor that could not be had; what depends on it is not lowered, and not blamed."""
+
+
+POISON = Poison()
+Entry = Value | Tensors | Constant | Poison | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A tensor of the file: its full name (with the path of the subgraph it stands in) and its data."""
+
+    name: str
+    constant: Constant
+
+
+class Scope:
+    """The names of one graph of the model, inside those of the graphs around it."""
+
+    def __init__(self, reader: Reader, opsets: Mapping[str, int], path: str = "", outer: Scope | None = None) -> None:
+        self.reader = reader
+        self.opsets = opsets
+        self.path = path
+        self.outer = outer
+        self.entries: dict[str, Any] = {}
+
+    # -- names ---------------------------------------------------------------------------------------------------------------------
+
+    def find(self, name: str) -> Any:
+        """The entry of a name here or further out; KeyError where there is none."""
+        scope: Scope | None = self
+        while scope is not None:
+            if name in scope.entries:
+                return scope.entries[name]
+            scope = scope.outer
+        raise KeyError(name)
+
+    def __contains__(self, name: str) -> bool:
+        try:
+            self.find(name)
+        except KeyError:
+            return False
+        return True
+
+    def argument(self, name: str) -> Argument | Poison:
+        """The value of a name; a stored tensor becomes a node now."""
+        if name == "":
+            return None
+        try:
+            entry = self.find(name)
+        except KeyError:
+            raise Unsupported(f"input {name!r} is not defined before it is used") from None
+        if isinstance(entry, _Stored):
+            return self.reader.value_of(entry)
+        return entry
+
+    def stored(self, name: str) -> _Stored | None:
+        try:
+            entry = self.find(name)
+        except KeyError:
+            return None
+        return entry if isinstance(entry, _Stored) else None
+
+    def child(self, path: str, opsets: Mapping[str, int] | None = None) -> Scope:
+        """A scope inside this one, for a nested graph; `path` is put before the names of its stored tensors."""
+        return Scope(self.reader, opsets or self.opsets, f"{self.path}{path}/", self)
+
+    def isolated(self, path: str, opsets: Mapping[str, int]) -> Scope:
+        """A scope that sees no outer names, for a function body."""
+        return Scope(self.reader, opsets, f"{self.path}{path}/", None)
+
+    # -- graphs --------------------------------------------------------------------------------------------------------------------
+
+    def store(self, graph: GraphProto) -> None:
+        """Take in the tensors that a graph stores."""
+        base = self.reader.base
+        for tensor in graph.initializer:
+            self._store(tensor.name, lambda t=tensor: constant_of(t, base))
+        for sparse in graph.sparse_initializer:
+            self._store(sparse.values.name, lambda s=sparse: sparse_constant(s, base))
+
+    def _store(self, name: str, make: Callable[[], Constant]) -> None:
+        try:
+            self.entries[name] = _Stored(self.path + name, make())
+        except FAULTS as error:
+            self.entries[name] = POISON
+            self.reader.blame(f"tensor {name!r}: {error}")
+
+    def run(self, graph: GraphProto, *, stored: bool = True) -> list[Argument]:
+        """Lower the nodes of a graph whose inputs are already bound here; the values of its outputs.
+
+        The nodes are built in the current builder: this is how a branch that is always taken, or an unrolled body, is put in place.
+        """
+        if stored:
+            self.store(graph)
+        outputs = [o.name for o in graph.output]
+        for node in _ordered(_needed(graph.node, outputs), self, self.reader):
+            self.lower(node)
+        results = []
+        for name in outputs:
+            try:
+                value = self.argument(name)
+            except Unsupported as error:
+                self.reader.blame(f"output {name!r}: {error}")
+                value = POISON
+            if isinstance(value, Poison):
+                if not self.reader.reasons:
+                    self.reader.blame(f"output {name!r} cannot be computed")
+                raise Poisoned
+            results.append(value)
+        return results
+
+    # -- nodes ---------------------------------------------------------------------------------------------------------------------
+
+    def lower(self, proto: NodeProto) -> None:
+        """Lower one node and bind its outputs; blame it where that fails."""
+        domain = "" if proto.domain == "ai.onnx" else proto.domain
+        opset = self.opsets.get(domain, self.reader.newest(domain))
+        name = self.path + (proto.name or next(iter(filter(None, proto.output)), proto.op_type))
+        where = f"node {name!r} ({proto.op_type}, domain {domain or 'ai.onnx'}, opset {opset})"
+        try:
+            inputs = tuple(self.reader.renamed.get((proto.output[0], i), name) for i, name in enumerate(proto.input))
+            arguments = [self.argument(i) for i in inputs]
+            if any(isinstance(a, Poison) for a in arguments):
+                raise Poisoned
+            node = Node(name, proto.op_type, domain, opset, inputs, tuple(proto.output), self)
+            with at(Origin(current().origin.phase, Source(name, proto.op_type, domain, opset))):
+                results = self._results(proto, node, [a for a in arguments if not isinstance(a, Poison)])
+        except Poisoned:
+            results = (POISON,) * len(proto.output)
+        except Unify:
+            raise
+        except FAULTS as error:
+            notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+            kind = "" if isinstance(error, PullbackError) else f"{type(error).__name__}: "
+            self.reader.blame(f"{where}: {kind}{error}{notes}")
+            results = (POISON,) * len(proto.output)
+        for output, result in zip(proto.output, results, strict=False):
+            if output:
+                self.entries[output] = result
+                if isinstance(result, Value) and not self.path:
+                    self.reader.tensors[output] = result
+
+    def _results(self, proto: NodeProto, node: Node, arguments: list[Argument]) -> tuple[Any, ...]:
+        if proto.op_type == "Constant" and node.domain == "":
+            return (self._constant(proto),)
+        row = lookup(node.op_type, node.domain, node.opset)
+        if row is None:
+            if (reason := OUTSIDE.get((node.domain, node.op_type))) is not None:
+                raise Unsupported(reason)
+            body = functions.body_of(proto, node, arguments)
+            if body is None:
+                raise Unsupported(f"no lowering for {node.op_type} at opset {node.opset}")
+            return functions.call(body, proto, node, arguments)
+        attributes = _attributes(proto, node)
+        results = apply(row, node, arguments, attributes, lambda i, v: self._static(node, i, v))
+        results = results if isinstance(results, tuple) else (results,)
+        for i, output in enumerate(proto.output):
+            if output and (i >= len(results) or results[i] is None):
+                raise Unsupported(f"output {i} ({output!r}) is not available")
+        return results
+
+    def _static(self, node: Node, position: int, value: Value) -> np.ndarray | None:
+        reason = f"its value decides a shape or an attribute of node {node.name!r}"
+        stored = self.stored(node.inputs[position]) if position < len(node.inputs) else None
+        if stored is not None:
+            self.reader.state.static_uses[stored.name] = reason
+            return stored.constant.array
+        found = self.reader.state.known(value)
+        if found is None:
+            found = self.reader.known_with_weights(value, reason)
+        return found
+
+    def _constant(self, proto: NodeProto) -> Any:
+        name = proto.output[0]
+        given = {a.name: a for a in proto.attribute}
+        if len(given) != 1:
+            raise Unsupported(f"a Constant has exactly one value, found {sorted(given)}")
+        (kind, attribute), *_ = given.items()
+        base = self.reader.base
+        match kind:
+            case "value":
+                if attribute.t.data_location == TensorProto.EXTERNAL and (
+                    problem := external_problems(attribute.t, base)
+                ):
+                    raise Unsupported(problem)
+                constant = constant_of(attribute.t, base)
+            case "sparse_value":
+                constant = sparse_constant(attribute.sparse_tensor, base)
+            case "value_float":
+                constant = Constant(np.asarray(attribute.f, np.float32))
+            case "value_floats":
+                constant = Constant(np.asarray(attribute.floats, np.float32))
+            case "value_int":
+                constant = Constant(np.asarray(attribute.i, np.int64))
+            case "value_ints":
+                constant = Constant(np.asarray(attribute.ints, np.int64))
+            case _:
+                raise Unsupported(f"a Constant of {kind} is outside numerical graphs")
+        return _Stored(self.path + name, constant)
+
+
+class Poisoned(Exception):
+    """Something upstream was already blamed."""
+
+
+def _attributes(proto: NodeProto, node: Node) -> dict[str, Any]:
+    schema = schema_of(node.op_type, node.domain, node.opset)
+    found: dict[str, Any] = {}
+    for attribute in proto.attribute:
+        if attribute.ref_attr_name:
+            raise Unsupported(f"attribute {attribute.name!r} refers to {attribute.ref_attr_name!r} outside a function")
+        if schema is not None:
+            declared = schema.attributes.get(attribute.name)
+            if declared is None:
+                raise Unsupported(f"{node.op_type} has no attribute {attribute.name!r} at opset {node.opset}")
+            if attribute.type and int(declared.type.value) != int(attribute.type):
+                kind = AttributeProto.AttributeType.Name(attribute.type)
+                raise Unsupported(f"attribute {attribute.name!r} must be {declared.type.name}, found {kind}")
+        found[attribute.name] = value_of_attribute(attribute)
+    return found
+
+
+def value_of_attribute(attribute: AttributeProto) -> Any:
+    """The attribute as Python has it: numbers, strings, tuples of those, numpy arrays, protos of graphs and types."""
+    match attribute.type:
+        case AttributeProto.FLOAT:
+            return float(attribute.f)
+        case AttributeProto.INT:
+            return int(attribute.i)
+        case AttributeProto.STRING:
+            return attribute.s.decode("utf-8", "replace")
+        case AttributeProto.TENSOR:
+            return onnx.numpy_helper.to_array(attribute.t)
+        case AttributeProto.GRAPH:
+            return attribute.g
+        case AttributeProto.SPARSE_TENSOR:
+            return attribute.sparse_tensor
+        case AttributeProto.TYPE_PROTO:
+            return attribute.tp
+        case AttributeProto.FLOATS:
+            return tuple(map(float, attribute.floats))
+        case AttributeProto.INTS:
+            return tuple(map(int, attribute.ints))
+        case AttributeProto.STRINGS:
+            return tuple(s.decode("utf-8", "replace") for s in attribute.strings)
+        case AttributeProto.TENSORS:
+            return tuple(map(onnx.numpy_helper.to_array, attribute.tensors))
+        case AttributeProto.GRAPHS:
+            return tuple(attribute.graphs)
+    raise Unsupported(f"attribute {attribute.name!r} has no value that is understood")
+
+
+# ---- order ---------------------------------------------------------------------------------------------------------------------------------
+
+
+def free_names(node: NodeProto) -> Iterator[str]:
+    """The names that a node reads: its inputs, and outer names inside its nested graphs."""
+    yield from (i for i in node.input if i)
+    for attribute in node.attribute:
+        for graph in (
+            (attribute.g, *attribute.graphs) if attribute.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS) else ()
+        ):
+            inner = {i.name for i in graph.input} | {i.name for i in graph.initializer}
+            inner |= {o for n in graph.node for o in n.output}
+            yield from (name for n in graph.node for name in free_names(n) if name not in inner)
+            yield from (o.name for o in graph.output if o.name not in inner)
+
+
+def _needed(nodes: Sequence[NodeProto], outputs: Iterable[str]) -> list[NodeProto]:
+    """The nodes that outputs depend on, in the file's order."""
+    maker = {o: i for i, n in enumerate(nodes) for o in n.output if o}
+    needed: set[int] = set()
+    stack = [maker[o] for o in outputs if o in maker]
+    while stack:
+        i = stack.pop()
+        if i not in needed:
+            needed.add(i)
+            stack.extend(maker[name] for name in free_names(nodes[i]) if name in maker)
+    return [nodes[i] for i in sorted(needed)]
+
+
+def _ordered(nodes: list[NodeProto], scope: Scope, reader: Reader) -> list[NodeProto]:
+    """Nodes in an order in which each comes after what it reads; the file's own where that is one. Cycles and undefined names are blamed."""
+    made = {o for n in nodes for o in n.output if o}
+    if len(made) != sum(1 for n in nodes for o in n.output if o):
+        seen: set[str] = set()
+        twice = sorted({o for n in nodes for o in n.output if o and (o in seen or seen.add(o))})  # type: ignore[func-returns-value]
+        reader.blame(f"tensor {', '.join(map(repr, twice))} is made by more than one node")
+        raise Poisoned
+    done: set[str] = set()
+    waiting, ordered = nodes, []
+    while waiting:
+        later = []
+        for node in waiting:
+            if all(name in done or name not in made for name in free_names(node)):
+                ordered.append(node)
+                done.update(filter(None, node.output))
+            else:
+                later.append(node)
+        if len(later) == len(waiting):
+            names = ", ".join(repr(n.name or n.output[0]) for n in later[:8])
+            reader.blame(f"a cycle, or nodes behind one: {names}{', ...' if len(later) > 8 else ''}")
+            raise Poisoned
+        if len(later) > 64 and len(ordered) < len(nodes) // 2:
+            return _sorted(nodes, made, reader)
+        waiting = later
+    return ordered
+
+
+def _sorted(nodes: list[NodeProto], made: set[str], reader: Reader) -> list[NodeProto]:
+    """Kahn's algorithm, for files whose nodes are far from sorted."""
+    readers: dict[str, list[int]] = {}
+    missing = []
+    for i, node in enumerate(nodes):
+        names = {name for name in free_names(node) if name in made}
+        missing.append(len(names))
+        for name in names:
+            readers.setdefault(name, []).append(i)
+    ready = [i for i, n in enumerate(missing) if n == 0]
+    order = []
+    while ready:
+        i = ready.pop()
+        order.append(nodes[i])
+        for output in filter(None, nodes[i].output):
+            for j in readers.get(output, ()):
+                missing[j] -= 1
+                if missing[j] == 0:
+                    ready.append(j)
+    if len(order) != len(nodes):
+        stuck = [nodes[i] for i, n in enumerate(missing) if n > 0]
+        names = ", ".join(repr(n.name or n.output[0]) for n in stuck[:8])
+        reader.blame(f"a cycle, or nodes behind one: {names}{', ...' if len(stuck) > 8 else ''}")
+        raise Poisoned
+    return order
+
+
+# ---- the reader ----------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Reader:
+    """One reading of one model: its graph with functions inlined, and the model whose tensors it uses."""
+
+    graph: GraphProto
+    model: ModelProto
+    base: Path | None
+    bindings: Mapping[sympy.Symbol, Dim]
+    state: Reading = field(default_factory=Reading)
+    reasons: list[str] = field(default_factory=list)
+    tensors: dict[str, Value] = field(default_factory=dict)
+    stored: dict[str, Value] = field(default_factory=dict)
+    data: dict[str, Constant] = field(default_factory=dict)
+    uses: dict[str, tuple[str, str]] = field(default_factory=dict)
+    deep: Facts = field(default_factory=Facts)
+    renamed: dict[tuple[str, int], str] = field(default_factory=dict)
+
+    def blame(self, reason: str) -> None:
+        self.reasons.append(reason)
+
+    def newest(self, domain: str) -> int:
+        """The version assumed for a domain that the model does not import."""
+        return {"": onnx.defs.onnx_opset_version()}.get(domain, 1 << 30)
+
+    def value_of(self, stored: _Stored) -> Value:
+        """The node of a stored tensor: an input with a role where it is a floating weight, else a literal."""
+        found = self.stored.get(stored.name)
+        if found is not None:
+            return found
+        type_ = type_of(stored.constant)
+        role, _ = self.uses.get(stored.name, ("parameter", ""))
+        if type_.dtype.floating and type_.dtype.bits >= 16 and type_.rank > 0:
+            value = p.input(stored.name, type_, role=role)
+            self.data[stored.name] = stored.constant
+        else:
+            value = p.literal(stored.constant)
+        self.stored[stored.name] = value
+        return value
+
+    def known_with_weights(self, value: Value, reason: str) -> np.ndarray | None:
+        """What a value is known to be when stored floating tensors count as known; those are then no longer trained."""
+        used = [v for v in reachable([value]) if v.primitive.name == "input"]
+        if not used or any(v.params["name"] not in self.data for v in used):
+            return None
+        for v in used:
+            self.deep.tell(v, self.data[v.params["name"]].array)
+        found = self.deep(value)
+        if found is not None:
+            self.state.static_uses.update((v.params["name"], reason) for v in used)
+        return found
+
+
+def load(model: str | os.PathLike[str] | ModelProto | bytes, *, dims: Mapping[str, int] | None = None,
+         **options: Any) -> Graph:  # fmt: skip
+    """Read an ONNX model (a path, a `ModelProto`, or its bytes) into a graph.
+
+    Inputs keep the model's names; floating weights become inputs with role `parameter`, running statistics `state`. `dims` gives symbolic dims a size.
+    Raises `Refusal` naming everything that stands in the way.
+    """
+    proto, base, name = _open(model)
+    _check_file(proto, base, name)
+    graph = functions.inlined(proto, name)
+    bindings: dict[sympy.Symbol, Dim] = {}
+    forced: list[Constraint] = []
+    for symbol, size in (dims or {}).items():
+        if not isinstance(size, int) or size < 1:
+            raise Refusal(f"cannot bind dim {symbol!r}", [f"a positive int is required, found {size!r}"])
+        bindings[dim(symbol)] = size
+    if dims:
+        _check_bound(graph, dims, name)
+    while True:
+        reader = Reader(graph, proto, base, bindings)
+        reader.state.options.update(options)
+        try:
+            return _read(reader, name, forced)
+        except Unify as unify:
+            bindings = {s: substitute(d, {unify.symbol: unify.value}) for s, d in bindings.items()}
+            bindings[unify.symbol] = unify.value
+            forced.append(Constraint(unify.symbol, "==", unify.value, unify.reason))
+
+
+def _open(model: str | os.PathLike[str] | ModelProto | bytes) -> tuple[ModelProto, Path | None, str]:
+    if isinstance(model, ModelProto):
+        return model, None, model.graph.name or "model"
+    if isinstance(model, bytes):
+        data, base, name = model, None, "model"
+    else:
+        path = Path(model)
+        try:
+            data, base, name = path.read_bytes(), path.parent, str(path)
+        except OSError as error:
+            raise Refusal(f"cannot read {str(path)!r}", [error.strerror or str(error)]) from error
+    proto = ModelProto()
+    try:
+        proto.ParseFromString(data)
+    except DecodeError as error:
+        raise Refusal(
+            f"cannot read {name!r}", ["not an ONNX model, or cut short (its protobuf does not parse)"]
+        ) from error
+    if not proto.HasField("graph") or not proto.ir_version:
+        raise Refusal(f"cannot read {name!r}", ["not an ONNX model: it holds no graph"])
+    return proto, base, name
+
+
+def _every_tensor(graph: GraphProto) -> Iterator[TensorProto]:
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield sparse.values
+        yield sparse.indices
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.TENSOR:
+                yield attribute.t
+            elif attribute.type == AttributeProto.GRAPH:
+                yield from _every_tensor(attribute.g)
+
+
+def _check_file(proto: ModelProto, base: Path | None, name: str) -> None:
+    problems = []
+    if not proto.opset_import:
+        problems.append("the model imports no operator set")
+    newest = onnx.defs.onnx_opset_version()
+    for entry in proto.opset_import:
+        if entry.domain in ("", "ai.onnx") and not 1 <= entry.version <= newest:
+            problems.append(f"operator set {entry.version} is not one of 1 to {newest}, which the onnx package knows")
+    for tensor in _every_tensor(proto.graph):
+        if tensor.data_location == TensorProto.EXTERNAL and (problem := external_problems(tensor, base)):
+            problems.append(problem)
+    if problems:
+        raise Refusal(f"cannot read {name!r}", problems)
+
+
+def _check_bound(graph: GraphProto, dims: Mapping[str, int], name: str) -> None:
+    known = {d.dim_param for i in graph.input for d in i.type.tensor_type.shape.dim if d.dim_param}
+    known |= {f"{i.name}_{a}" for i in graph.input for a, d in enumerate(i.type.tensor_type.shape.dim) if _anonymous(d)}
+    unknown = [d for d in dims if d not in known]
+    if unknown:
+        have = ", ".join(sorted(known)) or "none"
+        reasons = []
+        for d in unknown:
+            near = difflib.get_close_matches(d, sorted(known), n=3)
+            reasons.append(
+                f"no symbolic dim {d!r}" + (f"; near: {', '.join(near)}" if near else f" (there are: {have})")
+            )
+        raise Refusal(f"cannot bind dims of {name!r}", reasons)
+
+
+def _anonymous(d: onnx.TensorShapeProto.Dimension) -> bool:
+    which = d.WhichOneof("value")
+    return (
+        which is None
+        or (which == "dim_value" and d.dim_value < 0)
+        or (which == "dim_param" and d.dim_param in ANONYMOUS)
+    )
+
+
+def _read(reader: Reader, name: str, forced: Sequence[Constraint]) -> Graph:
+    model, graph = reader.model, reader.graph
+    opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import}
+    with building(), session(reader.state):
+        scope = Scope(reader, opsets)
+        scope.store(model.graph)
+        _classify(graph, scope, reader)
+        for info in graph.input:
+            reader.state.taken.update(d.dim_param for d in info.type.tensor_type.shape.dim)
+        inputs = [
+            v
+            for info in graph.input
+            if info.name not in scope.entries and (v := _input(info, scope, reader)) is not None
+        ]
+        results: list[Argument] = []
+        try:
+            results = scope.run(graph, stored=False)
+        except Poisoned:
+            pass
+        if not graph.output:
+            reader.blame("the model has no outputs")
+        bad = [o.name for o, r in zip(graph.output, results, strict=False) if not isinstance(r, Value)]
+        reader.reasons += [f"output {o!r} is a sequence, not a tensor" for o in bad]
+        if reader.reasons:
+            raise Refusal(f"cannot read {name!r}", reader.reasons)
+        outputs = {o.name: r for o, r in zip(graph.output, results, strict=True) if isinstance(r, Value)}
+    return _graph(reader, name, inputs, outputs, forced, opsets)
+
+
+def _graph(reader: Reader, name: str, inputs: list[Value], outputs: dict[str, Value],
+           forced: Sequence[Constraint], opsets: Mapping[str, int]) -> Graph:  # fmt: skip
+    reached = {id(v) for v in reachable(outputs.values())}
+    weights = [v for v in reader.stored.values() if v.primitive.name == "input" and id(v) in reached]
+    frozen = {v.params["name"]: reader.uses[v.params["name"]][1] for v in weights if v.params["name"] in reader.uses}
+    frozen.update({n: r for n, r in reader.state.static_uses.items() if n in reader.data})
+    result = Graph(
+        inputs=(*inputs, *weights),
+        outputs=outputs,
+        name=reader.graph.name or "graph",
+        tensors={k: v for k, v in reader.tensors.items() if id(v) in reached},
+        roles={o: Role("output") for o in outputs},
+        data={v.params["name"]: reader.data[v.params["name"]] for v in weights},
+        constraints=(*forced, *reader.state.constraints.values()),
+        info={
+            "model": reader.model, "path": name, "base": reader.base, "opset": opsets.get("", 0), "frozen": frozen,
+            "declared_inputs": tuple(i.name for i in reader.graph.input), **reader.state.records,
+        },
+    )  # fmt: skip
+    decided = {n for n in reader.state.static_uses if n in result.data}
+    return frozen_inputs(result, decided) if decided else result
+
+
+def frozen_inputs(graph: Graph, names: set[str]) -> Graph:
+    """The graph with these parameters in the role `frozen`."""
+
+    def make(node: Value, operands: tuple[Value, ...]) -> Value:
+        if node.primitive.name == "input" and node.params["name"] in names:
+            return p.input(node.params["name"], TensorType(node.dtype, node.shape), role="frozen")
+        return current().add(node.primitive, operands, node.params)
+
+    return rebuild(graph, make)
+
+
+def _classify(graph: GraphProto, scope: Scope, reader: Reader) -> None:
+    """Which stored tensors are no weights, by the operands they serve. One that is a weight elsewhere is split in two, as exporters merge equal ones."""
+    serves: dict[str, set[tuple[str, str, str]]] = {}
+    weights: set[str] = set()
+    for node in graph.node:
+        for i, name in enumerate(node.input):
+            if name in scope.entries:
+                use = USES.get((node.op_type, i)) if node.domain in ("", "ai.onnx") else None
+                if use is None:
+                    weights.add(name)
+                else:
+                    serves.setdefault(name, set()).add(use)
+        weights.update(n for n in free_names(node) if n not in node.input)
+    for name, uses in serves.items():
+        if len(uses) == 1 and name not in weights:
+            role, _, reason = next(iter(uses))
+            reader.uses[name] = (role, reason)
+        else:
+            _split(graph, scope, reader, name, uses)
+
+
+def _split(graph: GraphProto, scope: Scope, reader: Reader, name: str, uses: set[tuple[str, str, str]]) -> None:
+    stored = scope.entries[name]
+    if not isinstance(stored, _Stored):
+        return
+    for node in graph.node:
+        for i, operand in enumerate(node.input):
+            use = USES.get((node.op_type, i)) if operand == name and node.domain in ("", "ai.onnx") else None
+            if use is None:
+                continue
+            role, suffix, reason = use
+            own = f"{node.name or node.output[0]}.{suffix}"
+            scope.entries[own] = _Stored(own, stored.constant)
+            reader.uses[own] = (role, reason)
+            reader.renamed[(node.output[0], i)] = own
+            reader.state.record("split", (own, name, node.output[0], i))
+
+
+def _input(info: onnx.ValueInfoProto, scope: Scope, reader: Reader) -> Value | None:
+    kind = info.type.WhichOneof("value")
+    if kind != "tensor_type":
+        scope.entries[info.name] = POISON
+        reader.blame(f"input {info.name!r} is a {(kind or 'value without type').replace('_type', '')}, not a tensor")
+        return None
+    tensor = info.type.tensor_type
+    try:
+        dtype = dtype_of_onnx(tensor.elem_type)
+    except (PullbackError, KeyError, TypeError) as error:
+        scope.entries[info.name] = POISON
+        reader.blame(f"input {info.name!r}: {error}")
+        return None
+    if not tensor.HasField("shape"):
+        scope.entries[info.name] = POISON
+        reader.blame(f"input {info.name!r} has no shape: its rank must be known")
+        return None
+    shape = []
+    for axis, d in enumerate(tensor.shape.dim):
+        size: Dim = d.dim_value if d.WhichOneof("value") == "dim_value" else 0
+        if _anonymous(d):
+            size = dim(f"{info.name}_{axis}")
+        elif d.WhichOneof("value") == "dim_param":
+            size = dim(d.dim_param)
+        shape.append(substitute(size, reader.bindings))
+    value = p.input(info.name, TensorType(dtype, tuple(shape)), role="input")
+    scope.entries[info.name] = value
+    return value
