@@ -7,20 +7,23 @@ Ints stay ints and structural equality is tried first, so static graphs never en
 from __future__ import annotations
 
 import ast
+import json
+import keyword
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Union
 
 import sympy
+from sympy.printing.precedence import PRECEDENCE
 from sympy.printing.str import StrPrinter
 
 from .errors import DimError, InconclusiveDim
 
 __all__ = [
     "Dim", "Shape", "at_least", "ceildiv", "dim", "dmax", "dmin", "equal", "evaluate", "exact_div", "floordiv", "is_dim", "is_one",
-    "is_static", "is_zero", "maybe_equal", "mod", "parse", "product", "same_shape", "show", "show_shape", "simplest", "solve",
-    "substitute", "symbols",
+    "is_static", "is_zero", "maybe_equal", "mod", "parse", "product", "quote", "same_shape", "show", "show_shape", "simplest", "solve",
+    "substitute", "symbols", "unquote", "walk",
 ]  # fmt: skip
 
 Dim = Union[int, sympy.Expr]
@@ -31,6 +34,7 @@ class FloorDiv(sympy.Function):  # type: ignore[misc]
     """`floor(a / b)` of integers, `b > 0`."""
 
     nargs = 2
+    precedence = PRECEDENCE["Add"]  # printed in parentheses inside products
     is_integer = True
 
     @classmethod
@@ -58,6 +62,7 @@ class Mod(sympy.Function):  # type: ignore[misc]
     """`a - b * floor(a / b)` of integers, `b > 0`."""
 
     nargs = 2
+    precedence = PRECEDENCE["Add"]  # printed in parentheses inside products
     is_integer = True
     is_nonnegative = True
 
@@ -440,15 +445,40 @@ def evaluate(d: Dim, bindings: Mapping[str, int]) -> int:
     raise DimError(f"{d!r} is not a dim")
 
 
+_RESERVED = frozenset({"max", "min", "inf", "nan", "true", "false", "none"})
+
+
+def quote(name: str) -> str:
+    """The name of a symbol as text, in single quotes where it is no plain identifier.
+
+    >>> print(quote("batch"), quote("batch size"), quote("max"))
+    batch 'batch size' 'max'
+    """
+    plain = name.isascii() and name.isidentifier() and not keyword.iskeyword(name) and name not in _RESERVED
+    return name if plain else "'" + json.dumps(name)[1:-1].replace("'", "\\u0027").replace('\\"', '"') + "'"
+
+
+def unquote(text: str) -> str:
+    """The name that `quote` put in quotes."""
+    name = ast.literal_eval(text)
+    if not isinstance(name, str):
+        raise DimError(f"not a name: {text}")
+    return name
+
+
 class _Printer(StrPrinter):  # type: ignore[misc]
     def _print_Symbol(self, d: sympy.Symbol) -> str:
-        return d.name if d.name.isidentifier() and d.name not in ("max", "min") else repr(d.name)
+        return quote(d.name)
 
     def _print_FloorDiv(self, d: sympy.Expr) -> str:
-        return "({})//({})".format(*(self._print(a) for a in d.args))
+        return self._binary("//", *d.args)
 
     def _print_Mod(self, d: sympy.Expr) -> str:
-        return "({})%({})".format(*(self._print(a) for a in d.args))
+        return self._binary(" % ", *d.args)
+
+    def _binary(self, operator: str, a: sympy.Expr, b: sympy.Expr) -> str:
+        left, right = self.parenthesize(a, PRECEDENCE["Mul"]), self.parenthesize(b, PRECEDENCE["Mul"])
+        return f"{left}{operator}{right}"
 
     def _print_DimMax(self, d: sympy.Expr) -> str:
         return "max({}, {})".format(*(self._print(a) for a in d.args))
@@ -473,7 +503,7 @@ def show_shape(shape: Sequence[Dim]) -> str:
 def parse(text: str) -> Dim:
     """The dim that `show` printed. Nothing is evaluated: names become symbols.
 
-    >>> parse("2*N + (M)//(3)")
+    >>> parse("2*N + M//3")
     2*N + FloorDiv(M, 3)
     """
     try:
