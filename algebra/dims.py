@@ -12,7 +12,7 @@ import keyword
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Union
+from typing import Any
 
 import sympy
 from sympy.printing.precedence import PRECEDENCE
@@ -26,7 +26,7 @@ __all__ = [
     "substitute", "symbols", "unquote", "walk",
 ]  # fmt: skip
 
-Dim = Union[int, sympy.Expr]
+Dim = int | sympy.Expr
 Shape = tuple[Dim, ...]
 
 
