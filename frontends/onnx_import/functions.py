@@ -43,20 +43,22 @@ def body_of(proto: NodeProto, node: Node, arguments: Sequence[Argument]) -> Func
     schema = schema_of(node.op_type, node.domain, node.opset)
     if schema is None:
         return None
-    if schema.has_function:
-        body = schema.function_body
-        return body if isinstance(body, FunctionProto) else None
-    if schema.has_context_dependent_function:
+
+    def newest(versions: Sequence[int]) -> int:
+        return max((v for v in versions if v <= node.opset), default=0)
+
+    if version := newest(schema.function_opset_versions):
+        text = schema.get_function_with_opset_version(version)
+    elif version := newest(schema.context_dependent_function_opset_versions):
         types = [_type_proto(a).SerializeToString() for a in arguments]
-        versions = schema.context_dependent_function_opset_versions
-        usable = [v for v in versions if v <= node.opset]
-        if not usable:
-            return None
-        text = schema.get_context_dependent_function_with_opset_version(max(usable), proto.SerializeToString(), types)
-        body = FunctionProto()
-        body.ParseFromString(text)
-        return body
-    return None
+        text = schema.get_context_dependent_function_with_opset_version(version, proto.SerializeToString(), types)
+    else:
+        return None
+    if isinstance(text, FunctionProto):
+        return text
+    body = FunctionProto()
+    body.ParseFromString(text)
+    return body
 
 
 def _type_proto(argument: Argument) -> TypeProto:
