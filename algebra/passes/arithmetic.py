@@ -15,6 +15,7 @@ from .rewriting import rules
 
 __all__ = ["ARITHMETIC", "FOLDING"]
 
+
 def _operand_beside(v: Value, number: float) -> Value | None:
     """The other operand of a commutative node one of whose operands is this number everywhere."""
     x, y = v.operands

@@ -265,9 +265,7 @@ def _unbroadcast(x: Value, contract: Axes, batch: Axes) -> tuple[Value, dict[int
     if not repeated or any(is_zero(d) for d in x.shape):
         return None
     kept = [a for a in range(x.rank) if a not in repeated]
-    small = p.broadcast(
-        x.operands[0], shape=tuple(x.shape[a] for a in kept), axes=tuple(kept.index(a) for a in placed)
-    )
+    small = p.broadcast(x.operands[0], shape=tuple(x.shape[a] for a in kept), axes=tuple(kept.index(a) for a in placed))
     summed = {a for a in repeated if a in contract}
     return small, {a: i for i, a in enumerate(kept)}, summed, set(repeated) - summed
 

@@ -352,9 +352,7 @@ def add_of_adjacent_pads(v: Value) -> Value | None:
         return None
     for first, second in ((x, y), (y, x)):
         differing = [
-            i
-            for i in range(v.rank)
-            if not all(same(first.params[k][i], second.params[k][i]) for k in ("low", "high"))
+            i for i in range(v.rank) if not all(same(first.params[k][i], second.params[k][i]) for k in ("low", "high"))
         ]
         if len(differing) != 1:
             return None
