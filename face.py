@@ -1,0 +1,150 @@
+"""The faces of graphs and training steps that reach a backend: what `import pullback` gives."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .algebra import calculus
+from .algebra.graph import Graph, Value
+from .algebra.passes import default as simplified
+from .algebra.signature import Signature
+from .algebra.training import step as steps
+from .backends import onnx_export
+from .frontends import onnx_import
+
+if TYPE_CHECKING:
+    import onnx
+
+__all__ = ["Model", "Step", "gradient", "hessian", "jacobian", "jvp", "load", "lower", "training_step"]
+
+ModelLike = "Graph | str | os.PathLike[str] | onnx.ModelProto"
+
+
+class Model(Graph):
+    """A graph that can be written as ONNX."""
+
+    @classmethod
+    def of(cls, graph: Graph) -> Model:
+        """The same graph with this face."""
+        return graph if isinstance(graph, Model) else cls(**{f.name: getattr(graph, f.name) for f in fields(graph)})
+
+    @cached_property
+    def signature(self) -> Signature:
+        """Inputs, outputs and their roles; the same JSON stands in a file that is written."""
+        return Signature.of(self)
+
+    def to_onnx(self, *, profile: str = "explicit", target: str = "onnxruntime", embed: str | None = None,
+                opset: int | None = None) -> onnx.ModelProto:  # fmt: skip
+        """The graph as an ONNX model.
+
+        `profile` is `explicit` (plain numerical ops only) or `native` (raised to what runtimes have kernels for); `target` one of
+        `onnxruntime onnx-mlir torch-mlir iree`; `embed` says which values the file holds: `all`, `frozen` or `none`.
+        """
+        return onnx_export.to_onnx(simplified(self), profile=profile, target=target, embed=embed, opset=opset)
+
+    def save(self, path: str | os.PathLike[str], *, profile: str = "explicit", target: str = "onnxruntime",
+             embed: str | None = None, opset: int | None = None) -> Path:  # fmt: skip
+        """Write the graph as ONNX; values that the file does not hold go beside it, into a `.safetensors` of the same name."""
+        onnx_export.save(simplified(self), path, profile=profile, target=target, embed=embed, opset=opset)
+        return Path(path)
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """A training step: the whole, its parts, and what is trained.
+
+    `gradients` (loss and gradients) and `apply` (the update alone) are the halves between which an all-reduce or an accumulation fits;
+    `evaluation` is loss and outputs in inference mode. Each is a `Model`.
+    """
+
+    parts: steps.TrainingStep
+
+    @cached_property
+    def graph(self) -> Model:
+        """The whole step."""
+        return Model.of(self.parts.graph)
+
+    @cached_property
+    def gradients(self) -> Model:
+        """Loss and gradients only."""
+        return Model.of(self.parts.gradients)
+
+    @cached_property
+    def apply(self) -> Model:
+        """The update only: gradients, parameters and slots in, new parameters and slots out."""
+        return Model.of(self.parts.apply)
+
+    @cached_property
+    def evaluation(self) -> Model:
+        """Loss and outputs in inference mode."""
+        return Model.of(self.parts.evaluation)
+
+    @property
+    def signature(self) -> Signature:
+        """Inputs, outputs and their roles."""
+        return self.parts.signature
+
+    @property
+    def selection(self) -> Any:
+        """What is trained, and why the rest is not."""
+        return self.parts.selection
+
+    def nodes(self) -> Iterator[Value]:
+        """Every node in topological order; each has `phase`, `origin`, `primitive`, `type` and `inputs`."""
+        return iter(self.graph.nodes)
+
+    def to_onnx(self, **options: Any) -> onnx.ModelProto:
+        """The whole step as an ONNX model; options as `Model.to_onnx`."""
+        return self.graph.to_onnx(**options)
+
+    def save(self, path: str | os.PathLike[str], **options: Any) -> Path:
+        """Write the whole step; options as `Model.save`."""
+        return self.graph.save(path, **options)
+
+
+def load(model: str | os.PathLike[str] | onnx.ModelProto | bytes, *, dims: Mapping[str, int] | None = None,
+         **options: Any) -> Model:  # fmt: skip
+    """Read an ONNX model into a graph. `dims` gives symbolic dims a size. `Refusal` names everything that stands in the way."""
+    return Model.of(onnx_import.load(model, dims=dims, **options))
+
+
+def _graph(model: Any) -> Graph:
+    return model if isinstance(model, Graph) else load(model)
+
+
+def lower(model: Any) -> Model:
+    """The forward graph in explicit primitives, simplified."""
+    return Model.of(simplified(_graph(model)))
+
+
+def training_step(model: Any, **options: Any) -> Step:
+    """The training step of a model: forward, loss, backward and update in one graph.
+
+    `loss=` and `optimizer=` are named as in PyTorch; `lr=`, `output=`, `train=`, `freeze=` and the rest as `algebra.training.step.training_step`.
+    """
+    return Step(steps.training_step(_graph(model), **options))
+
+
+def gradient(model: Any, of: Sequence[str] | None = None, wrt: Sequence[str] | None = None) -> Model:
+    """The gradient graph: inputs plus `seed_{output}` (a scalar output needs none), outputs plus `grad_{name}`."""
+    return Model.of(calculus.gradient(_graph(model), of=of, wrt=wrt))
+
+
+def jvp(model: Any, of: Sequence[str] | None = None, wrt: Sequence[str] | None = None) -> Model:
+    """The JVP graph: inputs plus `tangent_{name}`, outputs plus `tangent_{output}`."""
+    return Model.of(calculus.jvp(_graph(model), of=of, wrt=wrt))
+
+
+def jacobian(model: Any, of: Sequence[str] | None = None, wrt: Sequence[str] | None = None) -> Model:
+    """The Jacobian graph of outputs with respect to tensors."""
+    return Model.of(calculus.jacobian(_graph(model), of=of, wrt=wrt))
+
+
+def hessian(model: Any, of: Sequence[str] | None = None, wrt: Sequence[str] | None = None) -> Model:
+    """The Hessian graph of a scalar output with respect to tensors."""
+    return Model.of(calculus.hessian(_graph(model), of=of, wrt=wrt))
