@@ -132,7 +132,7 @@ def _summed(x: Value, axes: Sequence[int]) -> tuple[Value, dict[int, int]]:
 
 def _sides(v: Value) -> tuple[Value, Value, Axes, Axes, Axes, Axes]:
     (cx, cy), (bx, by) = v.params["contract"], v.params["batch"]
-    return *v.operands, cx, cy, bx, by  # type: ignore[return-value]
+    return *v.operands, cx, cy, bx, by
 
 
 def dot_ordered(v: Value) -> Value | None:

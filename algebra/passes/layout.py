@@ -207,24 +207,29 @@ def slice_of_pad(v: Value) -> Value | None:
     inner = v.operands[0]
     if op(inner) != "pad":
         return None
-    x = inner.operands[0]
-    low, high, start, limit, stride, interior = [], [], [], [], [], []
+    x, outer, span = inner.operands[0], inner.params, v.params
+    found: list[_Axis] = []
     for i in range(v.rank):
-        found = _unpadded(
-            x.shape[i], *(inner.params[k][i] for k in ("low", "high", "interior")),
-            *(v.params[k][i] for k in ("start", "limit", "stride")), v.shape[i],
+        axis = _unpadded(
+            x.shape[i], outer["low"][i], outer["high"][i], outer["interior"][i],
+            span["start"][i], span["limit"][i], span["stride"][i], v.shape[i],
         )  # fmt: skip
-        if found is None:
+        if axis is None:
             return None
-        for entry, values in zip(found, (start, limit, stride, low, high, interior), strict=True):
-            values.append(entry)
-    cut = p.slice(x, start=tuple(start), limit=tuple(limit), stride=tuple(stride))
-    return p.pad(cut, low=tuple(low), high=tuple(high), interior=tuple(interior), value=inner.params["value"])
+        found.append(axis)
+    if not found:
+        return x
+    start, limit, stride, low, high, interior = zip(*found, strict=True)
+    cut = p.slice(x, start=start, limit=limit, stride=stride)
+    return p.pad(cut, low=low, high=high, interior=interior, value=inner.params["value"])
+
+
+_Axis = tuple[Dim, Dim, int, Dim, Dim, int]
 
 
 def _unpadded(
     n: Dim, low: Dim, high: Dim, interior: int, start: Dim, limit: Dim, stride: int, count: Dim
-) -> tuple[Dim, Dim, int, Dim, Dim, int] | None:
+) -> _Axis | None:
     """One axis of a slice of a pad as (start, limit, stride) of x and (low, high, interior) around it."""
     step = interior + 1
     extent = n if interior == 0 else simplest((n - 1) * step + 1)
@@ -388,7 +393,8 @@ def concat_nested(v: Value) -> Value | None:
 
 def concat_of_slices(v: Value) -> Value | None:
     """concat(x[a:b], x[b:c]) -> x[a:c]"""
-    axis, done = v.params["axis"], []
+    axis = v.params["axis"]
+    done: list[Value] = []
     for x in v.operands:
         before = done[-1] if done else None
         joined = None if before is None else _joined(before, x, axis)
