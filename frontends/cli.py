@@ -1,0 +1,396 @@
+"""The command line. Exit status: 0 done, 1 a check failed, 2 the input or the call is wrong.
+
+Whatever is printed for people has `--json` for programs; refusals go to standard error, without a traceback, and leave no file.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from .. import face
+from ..algebra import costs
+from ..algebra.dims import show
+from ..algebra.errors import PullbackError, Refusal
+from ..algebra.graph import Graph, Value
+from ..algebra.types import TensorType
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+class _Commands(click.Group):
+    """A group that turns every refusal into one message and exit status 2."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except PullbackError as error:
+            notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
+            click.echo(f"pullback: {error}{notes}", err=True)
+            ctx.exit(2)
+        except OSError as error:
+            click.echo(f"pullback: {error}", err=True)
+            ctx.exit(2)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(package_name="pullback")
+def main() -> None:
+    """Any ONNX inference model in, one explicit ONNX training step out."""
+
+
+# ---- shared options --------------------------------------------------------------------------------------------------------------------
+
+
+def _pairs(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for text in values:
+        name, mark, value = text.partition("=")
+        if not mark or not name:
+            raise click.BadParameter(f"{text!r} is not NAME=VALUE")
+        found[name] = value
+    return found
+
+
+def _sizes(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, int]:
+    pairs = _pairs(ctx, option, values)
+    for name, value in pairs.items():
+        if not value.isdecimal() or int(value) < 1:
+            raise click.BadParameter(f"the size of {name!r} must be a positive integer, found {value!r}")
+    return {name: int(value) for name, value in pairs.items()}
+
+
+def _literals(pairs: Mapping[str, str]) -> dict[str, Any]:
+    """Option values as JSON where they are (numbers, lists, true, null), a file of numbers where they end in .npy, else text."""
+    out: dict[str, Any] = {}
+    for name, text in pairs.items():
+        if text.endswith(".npy"):
+            out[name] = np.load(text)
+            continue
+        try:
+            out[name] = json.loads(text)
+        except json.JSONDecodeError:
+            out[name] = text
+    return out
+
+
+def _options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def apply(command: Any) -> Any:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return apply
+
+
+MODEL = click.argument("model", type=click.Path(dir_okay=False))
+OUTPUT = click.option(
+    "-o", "--output-file", "--out", "path", required=True, type=click.Path(dir_okay=False), help="File to write."
+)
+DIM = click.option(
+    "--dim", "dims", multiple=True, metavar="NAME=SIZE", callback=_sizes, help="Give a symbolic dim a size."
+)
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+EMISSION = _options(
+    click.option("--profile", type=click.Choice(["explicit", "native"]), default="explicit", show_default=True,
+                 help="Plain numerical ops only, or raised to ops that runtimes have kernels for."),
+    click.option("--target", type=click.Choice(["onnxruntime", "onnx-mlir", "torch-mlir", "iree"]), default="onnxruntime",
+                 show_default=True, help="Use only forms that this one takes."),
+    click.option("--embed", type=click.Choice(["all", "frozen", "none"]),
+                 help="Which values the file holds; the others go into a .safetensors beside it."),
+    click.option("--opset", type=int, help="Operator set to write; the target's own by default."),
+)  # fmt: skip
+
+
+def _emission(profile: str, target: str, embed: str | None, opset: int | None) -> dict[str, Any]:
+    return {"profile": profile, "target": target, "embed": embed, "opset": opset}
+
+
+def _type(value: Value) -> str:
+    return repr(value.type)
+
+
+def _print_json(data: Any) -> None:
+    click.echo(json.dumps(data, indent=1, default=str))
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(str(cell) for cell in row))
+    console.print(table)
+
+
+def _written(path: Path, graph: Graph, as_json: bool, more: Mapping[str, Any] | None = None) -> None:
+    signature = graph.signature if isinstance(graph, face.Model) else None
+    if as_json:
+        data = json.loads(signature.to_json()) if signature is not None else {}
+        _print_json({"file": str(path), "signature": data, **(more or {})})
+        return
+    console.print(f"wrote {path}: {len(graph.inputs)} inputs, {len(graph.outputs)} outputs", markup=False)
+    for constraint in graph.constraints:
+        console.print(f"  requires {constraint} ({constraint.reason})", markup=False)
+
+
+# ---- lower, grad -----------------------------------------------------------------------------------------------------------------------
+
+
+@main.command()
+@MODEL
+@OUTPUT
+@DIM
+@EMISSION
+@JSON
+def lower(model: str, path: str, dims: dict[str, int], as_json: bool, **emission: Any) -> None:
+    """Write the forward graph of MODEL in explicit primitives."""
+    graph = face.lower(face.load(model, dims=dims))
+    _written(graph.save(path, **_emission(**emission)), graph, as_json)
+
+
+@main.command()
+@MODEL
+@OUTPUT
+@click.option(
+    "--of",
+    multiple=True,
+    metavar="NAME",
+    help="Outputs or inner tensors to differentiate; all floating outputs by default.",
+)
+@click.option("--wrt", multiple=True, metavar="NAME",
+              help="Inputs, parameters or inner tensors; all parameters by default (inputs where there are none).")  # fmt: skip
+@DIM
+@EMISSION
+@JSON
+def grad(model: str, path: str, of: tuple[str, ...], wrt: tuple[str, ...], dims: dict[str, int], as_json: bool,
+         **emission: Any) -> None:  # fmt: skip
+    """Write the gradient graph of MODEL: seeds in, gradients out."""
+    graph = face.gradient(face.load(model, dims=dims), of=list(of) or None, wrt=list(wrt) or None)
+    _written(graph.save(path, **_emission(**emission)), graph, as_json)
+
+
+# ---- shapes ----------------------------------------------------------------------------------------------------------------------------
+
+
+@main.command()
+@MODEL
+@DIM
+@JSON
+def shapes(model: str, dims: dict[str, int], as_json: bool) -> None:
+    """Show the symbols of MODEL, its constraints, every tensor's symbolic shape, and its symbolic cost."""
+    graph = face.load(model, dims=dims)
+    total = costs.cost(graph)
+    symbols = {
+        s.name: [f"{v.params['name']}[{i}]" for v in graph.inputs for i, d in enumerate(v.shape) if d == s]
+        for s in graph.symbols
+    }
+    tensors = {v.params["name"]: (v.params["role"], v) for v in graph.inputs}
+    tensors |= {name: ("tensor", v) for name, v in graph.tensors.items()} | {
+        n: ("output", v) for n, v in graph.outputs.items()
+    }
+    if as_json:
+        _print_json({
+            "symbols": symbols,
+            "constraints": [{"constraint": str(c), "reason": c.reason} for c in graph.constraints],
+            "tensors": {n: {"role": r, "dtype": v.dtype.name, "shape": [d if isinstance(d, int) else show(d) for d in v.shape]}
+                        for n, (r, v) in tensors.items() if isinstance(v.type, TensorType)},
+            "cost": {"flops": show(total.flops), "parameters": show(total.parameters), "parameter_bytes": show(total.parameter_bytes),
+                     "activation_bytes": show(total.activation_bytes)},
+        })  # fmt: skip
+        return
+    _table(
+        "symbols",
+        ("symbol", "read from"),
+        [(n, ", ".join(at)) for n, at in symbols.items()] or [("none", "every size is known")],
+    )
+    if graph.constraints:
+        _table("constraints", ("what must hold", "because"), [(str(c), c.reason) for c in graph.constraints])
+    _table("tensors", ("name", "role", "type"), [(n, r, _type(v)) for n, (r, v) in tensors.items()])
+    _table("cost of the forward pass", ("", ""), [
+        ("floating operations", show(total.flops)), ("weights", show(total.parameters)),
+        ("bytes of weights", show(total.parameter_bytes)), ("bytes of all intermediates", show(total.activation_bytes)),
+    ])  # fmt: skip
+
+
+# ---- inspect ---------------------------------------------------------------------------------------------------------------------------
+
+
+def _metadata(node: Any) -> dict[str, str]:
+    return {entry.key: entry.value for entry in node.metadata_props}
+
+
+@main.command()
+@click.argument("file", type=click.Path(dir_okay=False))
+@click.option("--nodes", is_flag=True, help="Every node with its phase, source and primitive.")
+@JSON
+def inspect(file: str, nodes: bool, as_json: bool) -> None:
+    """Show roles, phases and counts of FILE, a model that pullback wrote."""
+    import onnx
+
+    from ..backends.onnx_export import read_model
+
+    model = read_model(file)
+    text = _metadata(model).get("pullback.signature")
+    if text is None:
+        raise Refusal(
+            f"cannot inspect {file!r}",
+            ["it was not written by pullback: it carries no signature (see `pullback shapes`)"],
+        )
+    signature = json.loads(text)
+    phases = Counter(_metadata(n).get("pullback.phase", "none") for n in model.graph.node)
+    ops = Counter(n.op_type for n in model.graph.node)
+    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
+    if as_json:
+        data: dict[str, Any] = {
+            "signature": signature,
+            "phases": phases,
+            "ops": ops,
+            "opset": opset,
+            "ir_version": model.ir_version,
+        }
+        if nodes:
+            data["nodes"] = [
+                {
+                    "name": n.name,
+                    "op_type": n.op_type,
+                    "inputs": list(n.input),
+                    "outputs": list(n.output),
+                    **_metadata(n),
+                }
+                for n in model.graph.node
+            ]
+        _print_json(data)
+        return
+    console.print(f"{file}: opset {opset}, IR {model.ir_version}, onnx {onnx.__version__}", markup=False)
+    for side in ("inputs", "outputs"):
+        _table(side, ("name", "role", "type", "parameter"), [
+            (e["name"], e["role"], f"{e['dtype']}[{', '.join(map(str, e['shape']))}]", e.get("parameter") or "") for e in signature[side]
+        ])  # fmt: skip
+    if signature.get("frozen"):
+        _table("frozen", ("name", "because"), list(signature["frozen"].items()))
+    if signature.get("left_out"):
+        _table("not trained", ("name", "because"), list(signature["left_out"].items()))
+    _table("nodes", ("phase", "count"), [*phases.items(), ("all", sum(phases.values()))])
+    _table("operators", ("op", "count"), ops.most_common())
+    if nodes:
+        _table("every node", ("name", "op", "phase", "source", "primitive"), [
+            (n.name, n.op_type, *(_metadata(n).get(f"pullback.{k}", "") for k in ("phase", "source", "primitive"))) for n in model.graph.node
+        ])  # fmt: skip
+
+
+# ---- check -----------------------------------------------------------------------------------------------------------------------------
+
+
+def _feeds(graph: Graph, dims: Mapping[str, int], data: str | None, seed: int) -> dict[str, np.ndarray]:
+    """Given arrays, and random ones for the other inputs: normal floats (deviation 0.5), integers 0 and 1; unbound dims are 2, 3, ..."""
+    from ..algebra.dims import evaluate as size_of
+
+    given = dict(np.load(data)) if data else {}
+    rng = np.random.default_rng(seed)
+    sizes = {s.name: 2 + i % 3 for i, s in enumerate(graph.symbols)}
+    feeds: dict[str, np.ndarray] = {}
+    for v in graph.inputs:
+        name = v.params["name"]
+        if name in given:
+            feeds[name] = given[name]
+        elif name not in graph.data:
+            shape = tuple(size_of(d, sizes) for d in v.shape)
+            drawn = rng.standard_normal(shape) * 0.5 if v.dtype.floating else rng.integers(0, 2, shape)
+            feeds[name] = np.asarray(drawn).astype(v.dtype.numpy)
+    unknown = sorted(set(given) - {v.params["name"] for v in graph.inputs})
+    if unknown:
+        raise Refusal(f"cannot use {data!r}", [f"the model has no input {n!r}" for n in unknown])
+    return feeds
+
+
+@main.command()
+@MODEL
+@click.option("--of", multiple=True, metavar="NAME", help="Outputs to differentiate; all floating ones by default.")
+@click.option("--wrt", multiple=True, metavar="NAME", help="Inputs and parameters; all floating ones by default.")
+@click.option(
+    "--data", type=click.Path(exists=True, dir_okay=False), help=".npz with values of inputs; random ones otherwise."
+)
+@click.option("--tolerance", default=1e-6, show_default=True, help="Largest relative difference.")
+@click.option("--seed", default=0, show_default=True)
+@DIM
+@JSON
+def check(model: str, of: tuple[str, ...], wrt: tuple[str, ...], data: str | None, tolerance: float, seed: int, dims: dict[str, int],
+          as_json: bool) -> None:  # fmt: skip
+    """Hold the gradients of MODEL against directional finite differences, in double. Exit status 1 where they disagree."""
+    from ..algebra.calculus.check import check_gradient
+
+    graph = face.load(model, dims=dims)
+    rows = check_gradient(
+        graph,
+        _feeds(graph, dims, data, seed),
+        of=list(of) or None,
+        wrt=list(wrt) or None,
+        seed=seed,
+        tolerance=tolerance,
+    )
+    failed = [r for r in rows if not r.passed]
+    if as_json:
+        _print_json({"passed": not failed, "checked": [
+            {"name": r.name, "by_rule": r.by_rule, "by_differences": r.by_differences, "error": r.error, "passed": r.passed} for r in rows
+        ]})  # fmt: skip
+    else:
+        _table("derivative along a random direction", ("tensor", "by rule", "by differences", "relative error", ""), [
+            (r.name, f"{r.by_rule:.9g}", f"{r.by_differences:.9g}", f"{r.error:.1e}", "ok" if r.passed else "WRONG") for r in rows
+        ])  # fmt: skip
+        console.print(f"{len(rows) - len(failed)} of {len(rows)} agree")
+    if failed or not rows:
+        sys.exit(1)
+
+
+# ---- ops -------------------------------------------------------------------------------------------------------------------------------
+
+
+@main.command()
+@click.option("--domain", default=None, help="One domain only ('' is ONNX's own).")
+@JSON
+def ops(domain: str | None, as_json: bool) -> None:
+    """List the operators that are covered, and what becomes of the gradient at each."""
+    from .onnx_import.coverage import coverage
+
+    rows = [r for r in coverage() if domain is None or r.domain == domain]
+    if as_json:
+        _print_json([{"domain": r.domain, "op_type": r.op_type, "since": r.since, "state": r.state, "reason": r.reason, "formula": r.formula}
+                     for r in rows])  # fmt: skip
+        return
+    _table("operators", ("operator", "domain", "since", "state", "formula or reason"), [
+        (r.op_type, r.domain or "ai.onnx", ", ".join(map(str, r.since)), r.state, r.reason or r.formula) for r in rows
+    ])  # fmt: skip
+    counts = Counter(r.state for r in rows)
+    console.print(", ".join(f"{n} {state}" for state, n in counts.items()))
+
+
+# ---- view ------------------------------------------------------------------------------------------------------------------------------
+
+
+@main.command()
+@MODEL
+@OUTPUT
+@click.option(
+    "--gradient", "with_gradient", is_flag=True, help="Show the gradient graph of the parameters instead of the model."
+)
+@DIM
+def view(model: str, path: str, with_gradient: bool, dims: dict[str, int]) -> None:
+    """Write MODEL as a page to look at; the ending of the file chooses the form: .html, .dot, .tex or .txt."""
+    from ..backends import views
+
+    graph = face.load(model, dims=dims)
+    views.write(face.gradient(graph) if with_gradient else graph, path)
+    console.print(f"wrote {path}", markup=False)
+
+
+__all__ = ["main"]
