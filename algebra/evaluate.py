@@ -12,7 +12,7 @@ from .dims import Dim, evaluate as size_of, show_shape, solve
 from .errors import PullbackError
 from .graph import Graph, Value, map_params
 
-__all__ = ["bind_dims", "evaluate", "evaluate_all"]
+__all__ = ["Closed", "bind_dims", "evaluate", "evaluate_all"]
 
 
 def bind_dims(graph: Graph, feeds: Mapping[str, np.ndarray]) -> dict[str, int]:
@@ -81,5 +81,35 @@ def evaluate_all(
 
 def compute(node: Value, values: Mapping[int, Any], sizes: Mapping[str, int]) -> Any:
     """One node's array from those of its operands."""
-    params = {k: map_params(v, lambda d: size_of(d, sizes)) for k, v in node.params.items()}
-    return node.primitive.numpy(*(values[id(o)] for o in node.operands), **params)
+    return node.primitive.numpy(*(values[id(o)] for o in node.operands), **_sized(node, sizes))
+
+
+def _sized(node: Value, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """A node's parameters with every dim an int, and every nested graph as something to call."""
+    return {
+        k: Closed(v, sizes) if isinstance(v, Graph) else map_params(v, lambda d: size_of(d, sizes))
+        for k, v in node.params.items()
+    }
+
+
+class Closed:
+    """A nested graph, with the sizes of the graph around it: called with the arrays of its inputs it gives those of its outputs."""
+
+    __slots__ = ("graph", "sizes", "steps")
+
+    def __init__(self, graph: Graph, sizes: Mapping[str, int]) -> None:
+        self.graph, self.sizes = graph, sizes
+        self.steps: list[tuple[Value, dict[str, Any]]] | None = None
+
+    def __call__(self, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
+        if self.steps is None:
+            inputs = {id(v) for v in self.graph.inputs}
+            self.steps = [(v, _sized(v, self.sizes)) for v in self.graph.nodes if id(v) not in inputs]
+        values: dict[int, Any] = {id(v): array for v, array in zip(self.graph.inputs, arrays, strict=True)}
+        for node, params in self.steps:
+            values[id(node)] = node.primitive.numpy(*(values[id(o)] for o in node.operands), **params)
+        return tuple(np.asarray(values[id(v)]) for v in self.graph.outputs.values())
+
+    def results(self) -> list[tuple[tuple[int, ...], np.dtype]]:
+        """Shape and dtype of each output."""
+        return [(tuple(size_of(d, self.sizes) for d in v.shape), v.dtype.numpy) for v in self.graph.outputs.values()]

@@ -36,6 +36,7 @@ __all__ = [
     "bind",
     "building",
     "current",
+    "inline",
     "reachable",
     "using",
 ]
@@ -393,6 +394,17 @@ def rebuild(graph: Graph, make: Callable[[Value, tuple[Value, ...]], Value], *, 
         outputs={k: new[id(v)] for k, v in graph.outputs.items()},
         tensors={k: new[id(v)] for k, v in graph.tensors.items() if id(v) in new},
     )
+
+
+def inline(graph: Graph, values: Sequence[Value]) -> tuple[Value, ...]:
+    """The outputs of a graph on given values as its inputs, its nodes built in the current builder."""
+    new = {id(v): given for v, given in zip(graph.inputs, values, strict=True)}
+    phase = current().origin.phase
+    for node in graph.nodes:
+        if id(node) not in new:
+            with at(node.origin.in_phase(phase)):
+                new[id(node)] = bind(node.primitive, *(new[id(o)] for o in node.operands), **node.params)
+    return tuple(new[id(v)] for v in graph.outputs.values())
 
 
 def values_of(graph: Graph, names: Sequence[str]) -> list[Value]:

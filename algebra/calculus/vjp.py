@@ -8,10 +8,10 @@ from .. import primitives as p
 from ..graph import Value, at, reachable
 from ..types import TupleType
 
-__all__ = ["vjp"]
+__all__ = ["active_nodes", "vjp"]
 
 
-def _active(nodes: Sequence[Value], wrt: Sequence[Value]) -> set[int]:
+def active_nodes(nodes: Sequence[Value], wrt: Sequence[Value]) -> set[int]:
     """Nodes on a differentiable path from a wanted value."""
     active = {id(v) for v in wrt}
     for node in nodes:
@@ -53,7 +53,7 @@ def vjp(outputs: Sequence[Value], cotangents: Sequence[Value], wrt: Sequence[Val
     visited once, and its rule is asked only for operands on a path to `wrt`.
     """
     nodes = reachable(outputs)
-    active = _active(nodes, wrt)
+    active = active_nodes(nodes, wrt)
     cotangent = _Cotangents()
     for output, ct in zip(outputs, cotangents, strict=True):
         if ct.type != output.type:

@@ -20,6 +20,7 @@ from .contraction import (
     reduce_sum,
     scatter_add,
 )
+from .control import CONTROL, body_of, cond, scan, while_
 from .elementwise import (
     ELEMENTWISE,
     abs,
@@ -90,15 +91,15 @@ from .structural import (
     window_count,
 )
 
-PRIMITIVES: tuple[Primitive, ...] = (*STRUCTURAL, *CONTRACTION, *ELEMENTWISE)
+PRIMITIVES: tuple[Primitive, ...] = (*STRUCTURAL, *CONTRACTION, *ELEMENTWISE, *CONTROL)
 BY_NAME: dict[str, Primitive] = {primitive.name: primitive for primitive in PRIMITIVES}
 
 __all__ = [
     "BY_NAME", "ELEMENTWISE", "PRIMITIVES", "Each", "Joint", "NoGrad", "Primitive", "abs", "acos", "acosh", "add", "argmax", "argsort", "asin",
-    "asinh", "atan", "atanh", "bit_and", "bit_not", "bit_or", "bit_xor", "broadcast", "cast", "concat", "cos", "cosh", "cumsum", "dim", "div",
+    "asinh", "atan", "atanh", "bit_and", "bit_not", "bit_or", "bit_xor", "body_of", "broadcast", "cast", "concat", "cond", "cos", "cosh", "cumsum", "dim", "div",
     "dot", "equal", "erf", "exp", "floor", "fold", "free_axes", "full", "gather", "input", "iota", "is_nan", "item", "kept_axes", "less",
     "less_equal", "literal", "log", "logical_and", "logical_not", "logical_or", "logical_xor", "max", "min", "mul", "neg", "number", "pad",
-    "pow", "reduce_max", "reduce_min", "reduce_prod", "reduce_sum", "rem", "reshape", "reverse", "round", "scatter_add", "select",
+    "pow", "reduce_max", "reduce_min", "reduce_prod", "reduce_sum", "rem", "reshape", "reverse", "round", "scan", "scatter_add", "select",
     "shift_left", "shift_right", "sign", "sin", "sinh", "slice", "sqrt", "stop_gradient", "tanh", "transpose", "truncate", "window",
-    "window_count",
+    "while_", "window_count",
 ]  # fmt: skip
