@@ -80,8 +80,7 @@ class Signature:
     """Inputs, outputs and all else that a program must know to use a written graph.
 
     `kind` is `step`, `gradients`, `apply`, `evaluation` or `graph`; `dims` says from which input and axis each symbol is read; `frozen` what is
-    constant, and why; `left_out` which parameters are not trained, and why; `renamed` which fixed names were taken already, and what stands in
-    their place.
+    constant or not trained, and why; `renamed` which fixed names were taken already, and what stands in their place.
     """
 
     inputs: tuple[Entry, ...]
@@ -90,7 +89,6 @@ class Signature:
     dims: Mapping[str, Mapping[str, Any] | None] = field(default_factory=dict)
     constraints: tuple[Constraint, ...] = ()
     frozen: Mapping[str, str] = field(default_factory=dict)
-    left_out: Mapping[str, str] = field(default_factory=dict)
     loss: Mapping[str, Any] = field(default_factory=dict)
     optimizer: Mapping[str, Any] = field(default_factory=dict)
     training: Mapping[str, Any] = field(default_factory=dict)
@@ -113,7 +111,6 @@ class Signature:
             dims=_dims(graph),
             constraints=tuple(graph.constraints),
             frozen=_frozen(graph),
-            left_out=dict(info.get("left_out", {})),
             loss=dict(info.get("loss", {})),
             optimizer=dict(info.get("optimizer", {})),
             training=dict(info.get("training", {})),
@@ -179,7 +176,6 @@ class Signature:
                 for c in self.constraints
             ],
             "frozen": dict(self.frozen),
-            "left_out": dict(self.left_out),
             "loss": dict(self.loss),
             "optimizer": dict(self.optimizer),
             "training": dict(self.training),
@@ -204,7 +200,7 @@ class Signature:
                 Constraint(_dim(c["left"]), c["relation"], _dim(c["right"]), c.get("reason", ""))
                 for c in data.get("constraints", ())
             ),
-            **{k: data.get(k, {}) for k in ("frozen", "left_out", "loss", "optimizer", "training", "renamed")},
+            **{k: data.get(k, {}) for k in ("frozen", "loss", "optimizer", "training", "renamed")},
             kind=data.get("kind", "graph"),
         )
 
