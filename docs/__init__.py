@@ -1,0 +1,1 @@
+"""Documentation; `generate` writes its tables from the code."""
