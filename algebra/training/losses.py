@@ -1,0 +1,52 @@
+"""The table of losses, by their names in `torch.nn.functional` and by shorter aliases."""
+
+from __future__ import annotations
+
+from ..errors import Refusal
+from .classification_losses import (
+    CLASSIFICATION,
+    binary_cross_entropy,
+    binary_cross_entropy_with_logits,
+    cross_entropy,
+    dice_loss,
+    multi_margin_loss,
+    multilabel_margin_loss,
+    multilabel_soft_margin_loss,
+    nll_loss,
+    sigmoid_focal_loss,
+    soft_margin_loss,
+    softmax_focal_loss,
+)
+from .loss import Loss, near
+from .regression_losses import (
+    REGRESSION,
+    gaussian_nll_loss,
+    huber_loss,
+    kl_div,
+    l1_loss,
+    mse_loss,
+    poisson_nll_loss,
+    rmse_loss,
+    smooth_l1_loss,
+)
+
+__all__ = [
+    "LOSSES", "Loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "cross_entropy", "dice_loss", "gaussian_nll_loss",
+    "huber_loss", "kl_div", "l1_loss", "loss", "mse_loss", "multi_margin_loss", "multilabel_margin_loss", "multilabel_soft_margin_loss",
+    "nll_loss", "poisson_nll_loss", "rmse_loss", "sigmoid_focal_loss", "smooth_l1_loss", "soft_margin_loss", "softmax_focal_loss",
+]  # fmt: skip
+
+RECORDS: tuple[Loss, ...] = (*CLASSIFICATION, *REGRESSION)
+
+LOSSES: dict[str, Loss] = {name: record for record in RECORDS for name in (record.name, *record.aliases)}
+
+
+def loss(name: str) -> Loss:
+    """The loss of this name or alias.
+
+    >>> loss("mse").name
+    'mse_loss'
+    """
+    if name not in LOSSES:
+        raise Refusal(f"no loss {name!r}", [near(name, LOSSES)])
+    return LOSSES[name]
