@@ -22,7 +22,20 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 from ...algebra import primitives as p
 from ...algebra.dims import Dim, dim, substitute
 from ...algebra.errors import PullbackError, Refusal
-from ...algebra.graph import Constant, Constraint, Graph, Role, Value, at, building, current, reachable, rebuild
+from ...algebra.graph import (
+    Builder,
+    Constant,
+    Constraint,
+    Graph,
+    Role,
+    Value,
+    at,
+    building,
+    current,
+    reachable,
+    rebuild,
+    using,
+)
 from ...algebra.known import Facts
 from ...algebra.origin import Origin, Source
 from ...algebra.types import TensorType
@@ -31,7 +44,7 @@ from .context import Node, Reading, Unify, Unsupported, session
 from .registry import OUTSIDE, Argument, Tensors, apply, lookup, schema_of
 from .tensors import constant_of, dtype_of_onnx, external_problems, sparse_constant, type_of
 
-__all__ = ["Scope", "load"]
+__all__ = ["Nested", "Scope", "load"]
 
 ANONYMOUS = {"", "?", "-1", "None"}
 FAULTS = (PullbackError, ValueError, TypeError, IndexError, KeyError, ArithmeticError, AttributeError)
@@ -67,26 +80,72 @@ class _Stored:
     constant: Constant
 
 
-class Scope:
-    """The names of one graph of the model, inside those of the graphs around it."""
+class Body:
+    """A nested graph while it is built apart, and the values from outside that it reads: each is an input of its own."""
 
-    def __init__(self, reader: Reader, opsets: Mapping[str, int], path: str = "", outer: Scope | None = None) -> None:
+    def __init__(self, builder: Builder, outer: Body | None, taken: Iterable[str], state: Reading) -> None:
+        self.builder = builder
+        self.outer = outer
+        self.state = state
+        self.names = set(taken)
+        self.captured: dict[int, tuple[Value, Value]] = {}
+
+    def capture(self, value: Value, name: str) -> Value:
+        """The input that stands for a value of the graph around; a literal or a dim is made again."""
+        with using(self.builder):
+            if value.primitive.name in ("literal", "dim"):
+                return current().add(value.primitive, (), value.params)
+            if id(value) not in self.captured:
+                own, n = name, 1
+                while own in self.names:
+                    own, n = f"{name}_{n}", n + 1
+                self.names.add(own)
+                assert isinstance(value.type, TensorType)
+                inner = p.input(own, value.type)
+                self.captured[id(value)] = (value, inner)
+                if (array := self.state.known(value)) is not None:
+                    self.state.facts.tell(inner, array)
+            return self.captured[id(value)][1]
+
+
+@dataclass(frozen=True, slots=True)
+class Nested:
+    """A nested graph, and the outer values that its last inputs stand for."""
+
+    graph: Graph
+    captured: tuple[Value, ...]
+
+
+class Scope:
+    """The names of one graph of the model, inside those of the graphs around it.
+
+    `body` is the nested graph that its nodes are built in; None for the model's own graph.
+    """
+
+    def __init__(
+        self, reader: Reader, opsets: Mapping[str, int], path: str = "", outer: Scope | None = None, body: Body | None = None
+    ) -> None:  # fmt: skip
         self.reader = reader
         self.opsets = opsets
         self.path = path
         self.outer = outer
+        self.body = body
         self.entries: dict[str, Any] = {}
 
     # -- names ---------------------------------------------------------------------------------------------------------------------
 
-    def find(self, name: str) -> Any:
-        """The entry of a name here or further out; KeyError where there is none."""
+    def _home(self, name: str) -> Scope:
+        """The scope, this one or one further out, that a name stands in; KeyError where there is none."""
         scope: Scope | None = self
         while scope is not None:
             if name in scope.entries:
-                return scope.entries[name]
+                return scope
             scope = scope.outer
         raise KeyError(name)
+
+    def find(self, name: str) -> Any:
+        """The entry of a name here or further out; KeyError where there is none."""
+        return self._home(name).entries[name]
 
     def __contains__(self, name: str) -> bool:
         try:
@@ -100,12 +159,27 @@ class Scope:
         if name == "":
             return None
         try:
-            entry = self.find(name)
+            home = self._home(name)
         except KeyError:
             raise Unsupported(f"input {name!r} is not defined before it is used") from None
+        entry = home.entries[name]
         if isinstance(entry, _Stored):
-            return self.reader.value_of(entry)
-        return entry
+            return self._brought(self.reader.value_of(entry), None, entry.name)
+        if isinstance(entry, Tensors):
+            return Tensors(tuple(self._brought(v, home.body, name) for v in entry.items))
+        return self._brought(entry, home.body, name) if isinstance(entry, Value) else entry
+
+    def _brought(self, value: Value, home: Body | None, name: str) -> Value:
+        """A value of a graph around as the nested graph here has it, through every border between."""
+        borders = []
+        body = self.body
+        while body is not home:
+            assert body is not None, "a value of an inner graph is not visible outside"
+            borders.append(body)
+            body = body.outer
+        for body in reversed(borders):
+            value = body.capture(value, name)
+        return value
 
     def stored(self, name: str) -> _Stored | None:
         try:
@@ -116,11 +190,30 @@ class Scope:
 
     def child(self, path: str, opsets: Mapping[str, int] | None = None) -> Scope:
         """A scope inside this one, for a nested graph; `path` is put before the names of its stored tensors."""
-        return Scope(self.reader, opsets or self.opsets, f"{self.path}{path}/", self)
+        return Scope(self.reader, opsets or self.opsets, f"{self.path}{path}/", self, self.body)
 
     def isolated(self, path: str, opsets: Mapping[str, int]) -> Scope:
         """A scope that sees no outer names, for a function body."""
-        return Scope(self.reader, opsets, f"{self.path}{path}/", None)
+        return Scope(self.reader, opsets, f"{self.path}{path}/", None, self.body)
+
+    def nested(
+        self, path: str, inputs: Sequence[tuple[str, TensorType]], build: Callable[[Scope, tuple[Value, ...]], Sequence[tuple[str, Value]]]
+    ) -> Nested:  # fmt: skip
+        """A graph built apart, for a primitive's body: `build(scope, inputs)` binds names in the scope and gives the named outputs.
+
+        What it reads of outer names becomes further inputs of the graph, in the order of `captured`.
+        """
+        origin = current().origin
+        with building() as builder:
+            builder.origin = origin
+            body = Body(builder, self.body, (n for n, _ in inputs), self.reader.state)
+            scope = Scope(self.reader, self.opsets, f"{self.path}{path}/", self, body)
+            given = tuple(p.input(n, t) for n, t in inputs)
+            outputs = dict(build(scope, given))
+        reached = {id(v) for v in reachable(outputs.values())}
+        captured = [(outer, inner) for outer, inner in body.captured.values() if id(inner) in reached]
+        graph = Graph((*given, *(inner for _, inner in captured)), outputs, path)
+        return Nested(graph, tuple(outer for outer, _ in captured))
 
     # -- graphs --------------------------------------------------------------------------------------------------------------------
 
@@ -407,6 +500,7 @@ class Reader:
     uses: dict[str, tuple[str, str]] = field(default_factory=dict)
     deep: Facts = field(default_factory=Facts)
     renamed: dict[tuple[str, int], str] = field(default_factory=dict)
+    builder: Builder = field(default_factory=Builder)
 
     def blame(self, reason: str) -> None:
         self.reasons.append(reason)
@@ -420,15 +514,19 @@ class Reader:
         found = self.stored.get(stored.name)
         if found is not None:
             return found
+        with using(self.builder):
+            value = self._stored_value(stored)
+        self.stored[stored.name] = value
+        return value
+
+    def _stored_value(self, stored: _Stored) -> Value:
         type_ = type_of(stored.constant)
         role, _ = self.uses.get(stored.name, ("parameter", ""))
         if type_.dtype.floating and type_.dtype.bits >= 16 and type_.rank > 0:
             value = p.input(stored.name, type_, role=role)
             self.data[stored.name] = stored.constant
-        else:
-            value = p.literal(stored.constant)
-        self.stored[stored.name] = value
-        return value
+            return value
+        return p.literal(stored.constant)
 
     def known_with_weights(self, value: Value, reason: str) -> np.ndarray | None:
         """What a value is known to be when stored floating tensors count as known; those are then no longer trained."""
@@ -550,7 +648,7 @@ def _anonymous(d: onnx.TensorShapeProto.Dimension) -> bool:
 def _read(reader: Reader, name: str, forced: Sequence[Constraint]) -> Graph:
     model, graph = reader.model, reader.graph
     opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import}
-    with building(), session(reader.state):
+    with using(reader.builder), session(reader.state):
         scope = Scope(reader, opsets)
         scope.store(model.graph)
         _classify(graph, scope, reader)

@@ -1,5 +1,5 @@
 """The lowerings, a family a file. Importing this package fills the table."""
 
-from . import basic
+from . import basic, recurrent
 
-__all__ = ["basic"]
+__all__ = ["basic", "recurrent"]
