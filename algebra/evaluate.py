@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 import sympy
 
-from .dims import Dim, evaluate as size_of, show_shape, solve
+from .dims import Dim, evaluate as size_of, show_shape, solve, substitute
 from .errors import PullbackError
 from .graph import Graph, Value, map_params
 
 __all__ = ["Closed", "bind_dims", "evaluate", "evaluate_all"]
 
 
-def bind_dims(graph: Graph, feeds: Mapping[str, np.ndarray]) -> dict[str, int]:
-    """The size of every symbolic dim, read from the shapes of what is fed; raise where they disagree."""
-    sizes: dict[str, int] = {}
-    later: list[tuple[Value, Dim, int]] = []
+def bind_dims(graph: Graph, feeds: Mapping[str, np.ndarray], sizes: Mapping[str, int] | None = None) -> dict[str, int]:
+    """The size of every symbolic dim, read from the shapes of what is fed; raise where they disagree. `sizes` are known beforehand."""
+    found = dict(sizes or {})
+    open_: list[tuple[Value, Dim, int]] = []
     for v in graph.inputs:
         if v.params["name"] not in feeds:
             continue
@@ -29,17 +29,32 @@ def bind_dims(graph: Graph, feeds: Mapping[str, np.ndarray]) -> dict[str, int]:
             )
         for d, n in zip(v.shape, shape, strict=True):
             if isinstance(d, sympy.Symbol):
-                sizes.setdefault(d.name, n)
-            elif isinstance(d, sympy.Expr) and (found := solve(d, n)) is not None and len(d.free_symbols) == 1:
-                sizes.setdefault(found[0].name, int(found[1]))
-            later.append((v, d, n))
-    for v, d, n in later:
-        if size_of(d, sizes) != n:
+                found.setdefault(d.name, n)
+            open_.append((v, d, n))
+    _solve(open_, found)
+    for v, d, n in open_:
+        if size_of(d, found) != n:
             given = list(np.shape(feeds[v.params["name"]]))
             raise PullbackError(
                 f"input {v.params['name']!r} is {v.type!r}, but an array of shape {given} is given ({show_shape([d])} is {n})"
             )
-    return sizes
+    return found
+
+
+def _solve(equations: list[tuple[Value, Dim, int]], found: dict[str, int]) -> None:
+    """Symbols that no input has as a size of its own, from sizes that are expressions of one unknown."""
+    left = [(d, n) for _, d, n in equations if isinstance(d, sympy.Expr) and not isinstance(d, sympy.Symbol)]
+    progress = True
+    while progress:
+        progress = False
+        for d, n in left:
+            unknown = [s for s in d.free_symbols if s.name not in found]
+            if len(unknown) != 1:
+                continue
+            bound = substitute(d, {s: found[s.name] for s in d.free_symbols if s.name in found})
+            if (solution := solve(bound, n)) is not None:
+                found[solution[0].name] = int(solution[1])
+                progress = True
 
 
 def evaluate(
@@ -69,7 +84,7 @@ def evaluate_all(
             missing.append(f"{name}: {v.type!r}")
     if missing:
         raise PullbackError(f"no value given for {', '.join(missing)}")
-    bound = {**bind_dims(graph, arrays), **(sizes or {})}
+    bound = bind_dims(graph, arrays, sizes)
     values: dict[int, Any] = {}
     with np.errstate(all="ignore"):
         for node in graph.nodes:

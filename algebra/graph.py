@@ -16,7 +16,7 @@ import networkx as nx
 import numpy as np
 
 from .dims import Dim, Shape, symbols
-from .errors import TypeMismatch
+from .errors import PullbackError
 from .origin import Origin, Source
 from .types import DType, TensorType, TupleType, Type
 
@@ -175,7 +175,7 @@ class Builder:
             return found
         try:
             type_ = primitive.type_rule(*(v.type for v in operands), **params)
-        except TypeMismatch as error:
+        except PullbackError as error:
             shown = ", ".join(repr(v.type) for v in operands)
             error.add_note(f"in {primitive.name}({shown})")
             raise

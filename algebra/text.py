@@ -560,7 +560,7 @@ class _Parser:
             self.need("=")
             written[key] = self.value()
         try:
-            return operands, {**_left_out(primitive, type_, written), **written}
+            return operands, {**written, **_left_out(primitive, type_, written), **written}
         except (KeyError, IndexError) as error:
             raise self.fail(f"the parameters of {primitive}") from error
 

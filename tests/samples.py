@@ -276,7 +276,7 @@ PLACING = [
     Row(P["pad"], ("1",), dict(low=(0,), high=(1,), interior=(3,))),
     Row(P["pad"], ("0,2",), dict(low=(1, 1), high=(2, 0), interior=(3, 1))),
     Row(P["pad"], ("",), dict(low=(), high=())),
-    Row(P["pad"], ("3",), dict(low=(1,), high=(1,), value=float("-inf"))),
+    Row(P["pad"], ("3",), dict(low=(1,), high=(1,), value=float("-inf")), wrt=()),
     Row(P["pad"], ("f32[3]",), dict(low=(1,), high=(1,), value=float("-inf"))),
     *(Row(P["pad"], (f"{d}[3]",), dict(low=(2,), high=(1,), interior=(1,))) for d in ("f32", "f16", "bf16", "i64", "i32", "bool")),
     Row(P["concat"], ("N,3", "M,3"), dict(axis=0), also=(ONES,)),
@@ -350,7 +350,7 @@ CONTRACTIONS = [
             ("f32[N,3]", (1,)), ("f16[2,3]", (1,)), ("bf16[2,3]", (1,)), ("i64[2,3]", (1,)),
         )
     ),
-    *(Row(P[name], ("0,3",), dict(axes=(0,), ties="split"), draw=distinct) for name in ("reduce_max", "reduce_min")),
+    *(Row(P[name], ("0,3",), dict(axes=(0,), ties="split"), draw=distinct, wrt=()) for name in ("reduce_max", "reduce_min")),
     *(
         Row(P["reduce_prod"], (s,), dict(axes=axes), draw=draw)
         for draw in (usual, some_zeros)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .. import primitives as p
-from ..dims import Dim, equal, product, simplest
+from ..dims import Dim, equal, product, show, simplest
 from ..errors import TypeMismatch
 from ..graph import Value, bind
 from ..types import TensorType, bool_, i64
@@ -31,13 +31,18 @@ def free_axes(rank: int, contract: Axes, batch: Axes) -> Axes:
 def _dot_type(x: TensorType, y: TensorType, *, contract: Pair, batch: Pair) -> TensorType:
     if x.dtype is not y.dtype or x.dtype is bool_:
         raise TypeMismatch(f"cannot contract {x!r} with {y!r}: dtypes differ or are bool")
+    for t, at in ((x, contract[0] + batch[0]), (y, contract[1] + batch[1])):
+        if len(set(at)) != len(at):
+            raise TypeMismatch(f"an axis of {t!r} stands twice in {list(at)}")
+        if beyond := [a for a in at if not 0 <= a < t.rank]:
+            raise TypeMismatch(f"no axis {beyond[0]} in {t!r}")
     for name, (ax, ay) in (("contract", contract), ("batch", batch)):
         if len(ax) != len(ay):
             raise TypeMismatch(f"cannot {name} axes {list(ax)} of {x!r} with axes {list(ay)} of {y!r}")
         for i, j in zip(ax, ay, strict=True):
             if not equal(x.shape[i], y.shape[j]):
                 raise TypeMismatch(
-                    f"cannot {name} axis {i} of {x!r} with axis {j} of {y!r}: {x.shape[i]} != {y.shape[j]}"
+                    f"cannot {name} axis {i} of {x!r} with axis {j} of {y!r}: {show(x.shape[i])} != {show(y.shape[j])}"
                 )
     shape = [x.shape[i] for i in batch[0]]
     shape += [x.shape[i] for i in free_axes(x.rank, contract[0], batch[0])]
@@ -112,6 +117,8 @@ def _reduce_type(x: TensorType, *, axes: Axes, ties: str = "split") -> TensorTyp
         raise TypeMismatch(f"cannot reduce axes {list(axes)} of {x!r}")
     if x.dtype is bool_:
         raise TypeMismatch(f"a number is required, found {x!r} (cast first)")
+    if ties not in ("split", "first"):
+        raise TypeMismatch(f"ties are 'split' or 'first', found {ties!r}")
     return TensorType(x.dtype, tuple(x.shape[i] for i in kept_axes(x.rank, axes)))
 
 
@@ -188,6 +195,12 @@ def _axis_type(x: TensorType, *, axis: int, reverse: bool = False, descending: b
     return x
 
 
+def _np_argmax(x: np.ndarray, *, axis: int) -> np.ndarray:
+    if x.shape[axis] == 0:  # there is no place: 0, which nothing reads
+        return np.zeros((*x.shape[:axis], *x.shape[axis + 1 :]), np.int64)
+    return np.argmax(_wide(x), axis=axis).astype(np.int64)
+
+
 def _np_cumsum(x: np.ndarray, *, axis: int, reverse: bool) -> np.ndarray:
     if reverse:
         return np.flip(np.cumsum(np.flip(_wide(x), axis), axis, dtype=_wide(x).dtype), axis).astype(x.dtype, copy=False)
@@ -212,7 +225,7 @@ reduce_prod_p = Primitive(
     (_reduce_prod_vjp,), "the product over axes",
 )  # fmt: skip
 argmax_p = Primitive(
-    "argmax", _argmax_type, lambda x, *, axis: np.argmax(_wide(x), axis=axis).astype(np.int64), (NoGrad("an index"),),
+    "argmax", _argmax_type, _np_argmax, (NoGrad("an index"),),
     "the first place of the largest along an axis",
 )  # fmt: skip
 cumsum_p = Primitive(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from .. import primitives as p
-from ..dims import Dim, Shape, at_least, ceildiv, equal, floordiv, maybe_equal, product, show_shape, simplest
+from ..dims import Dim, Shape, at_least, ceildiv, dmax, equal, floordiv, maybe_equal, product, show_shape, simplest
 from ..errors import InconclusiveDim, TypeMismatch
 from ..graph import Constant, Value, bind
 from ..types import DType, TensorType, TupleType, Type, dtype_of, i64
@@ -171,19 +171,23 @@ def _slice_type(x: TensorType, *, start: Shape, limit: Shape, stride: tuple[int,
 
 
 def _slice_vjp(ct: Value, y: Value, x: Value, *, start: Shape, limit: Shape, stride: tuple[int, ...]) -> Value:
-    spans = [(n - 1) * k + 1 for n, k in zip(y.shape, stride, strict=True)]
-    # an empty result spans nothing, and a pad that no element stands between would count its interior
-    spans = [0 if isinstance(n, int) and n == 0 else span for n, span in zip(y.shape, spans, strict=True)]
+    spans = [_pad_extent(n, k - 1) for n, k in zip(y.shape, stride, strict=True)]
     high = tuple(d - s - span for d, s, span in zip(x.shape, start, spans, strict=True))
     return p.pad(ct, low=start, high=high, interior=tuple(k - 1 for k in stride))
 
 
 def _pad_extent(n: Dim, interior: Dim) -> Dim:
+    """How long `n` elements are with `interior` more between each two; of none 0."""
     if isinstance(interior, int) and interior == 0:
         return n
     if isinstance(n, int) and n == 0:
         return 0
-    return simplest(n + (n - 1) * interior)
+    extent = simplest(n + (n - 1) * interior)
+    try:
+        empty = not at_least(n, 1)
+    except InconclusiveDim:
+        empty = True
+    return dmax(extent, 0) if empty else extent
 
 
 def _pad_type(x: TensorType, *, low: Shape, high: Shape, interior: tuple[int, ...], value: float) -> TensorType:
@@ -244,6 +248,12 @@ def _concat_vjp(ct: Value, y: Value, *xs: Value, at: int, axis: int) -> Value:
     return p.slice(ct, start=start, limit=limit, stride=(1,) * y.rank)
 
 
+def _reverse_type(x: TensorType, *, axes: tuple[int, ...]) -> TensorType:
+    if len(set(axes)) != len(axes) or not all(0 <= a < x.rank for a in axes):
+        raise TypeMismatch(f"cannot reverse axes {list(axes)} of {x!r}")
+    return x
+
+
 def _np_reverse(x: np.ndarray, *, axes: tuple[int, ...]) -> np.ndarray:
     return np.flip(x, axes)
 
@@ -255,7 +265,7 @@ slice_p = Primitive(
 )  # fmt: skip
 reverse_p = Primitive(
     "reverse",
-    lambda x, *, axes: x,
+    _reverse_type,
     _np_reverse,
     (lambda ct, y, x, *, axes: p.reverse(ct, axes=axes),),
     "axes in reverse order",
@@ -305,6 +315,11 @@ def window_count(extent: Dim, size: Dim, stride: int, dilation: int) -> Dim:
     return simplest(floordiv(simplest(extent - dilation * (size - 1) - 1), stride) + 1)
 
 
+def _check_steps(strides: tuple[int, ...], dilations: tuple[int, ...]) -> None:
+    if any(s < 1 for s in (*strides, *dilations)):
+        raise TypeMismatch(f"strides {list(strides)} and dilations {list(dilations)} must be positive")
+
+
 def _window_type(
     x: TensorType, *, axes: tuple[int, ...], sizes: Shape, strides: tuple[int, ...], dilations: tuple[int, ...]
 ) -> TensorType:
@@ -314,6 +329,7 @@ def _window_type(
         or not all(0 <= a < x.rank for a in axes)
     ):
         raise TypeMismatch(f"window axes {list(axes)} do not fit {x!r}")
+    _check_steps(strides, dilations)
     shape = list(x.shape)
     for a, k, s, d in zip(axes, sizes, strides, dilations, strict=True):
         shape[a] = window_count(shape[a], k, s, d)
@@ -357,6 +373,7 @@ def _fold_type(
     rank = x.rank - len(axes)
     if not len(axes) == len(strides) == len(dilations) == len(extents) or not all(0 <= a < rank for a in axes):
         raise TypeMismatch(f"fold axes {list(axes)} do not fit {x!r}")
+    _check_steps(strides, dilations)
     shape = list(x.shape[:rank])
     for i, (a, s, d, e) in enumerate(zip(axes, strides, dilations, extents, strict=True)):
         if not maybe_equal(window_count(e, x.shape[rank + i], s, d), shape[a]):
