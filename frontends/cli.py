@@ -393,4 +393,192 @@ def view(model: str, path: str, with_gradient: bool, dims: dict[str, int]) -> No
     console.print(f"wrote {path}", markup=False)
 
 
+# ---- train-step ------------------------------------------------------------------------------------------------------------------------
+
+
+def _loss(texts: tuple[str, ...], options: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+    """The loss as `training_step` takes it, from `NAME`, `FILE.onnx`, `none`, or `OUTPUT=NAME[:WEIGHT]` once per output."""
+    if len(texts) == 1 and "=" not in texts[0]:
+        if texts[0].endswith(".onnx"):
+            return face.load(texts[0]), options
+        return (None if texts[0] == "none" else texts[0]), options
+    losses: dict[str, Any] = {}
+    for text in texts:
+        output, mark, rest = text.rpartition("=")
+        if not mark or not output:
+            raise click.BadParameter(
+                f"several losses are given as OUTPUT=NAME[:WEIGHT], found {text!r}", param_hint="--loss"
+            )
+        name, _, weight = rest.partition(":")
+        try:
+            losses[output] = (name, float(weight) if weight else 1.0, options)
+        except ValueError:
+            raise click.BadParameter(f"the weight in {text!r} is no number", param_hint="--loss") from None
+    return losses, {}
+
+
+def _groups(texts: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Parameter groups from `GLOB:OPTION=VALUE,...`; `GLOB:frozen` freezes."""
+    groups = []
+    for text in texts:
+        glob, mark, rest = text.rpartition(":")
+        if not mark:
+            raise click.BadParameter(f"{text!r} is not GLOB:OPTION=VALUE,...", param_hint="--group")
+        pairs = dict(item.partition("=")[::2] for item in rest.split(","))
+        if "frozen" in pairs:
+            groups.append({"params": glob, "frozen": True})
+        else:
+            groups.append({"params": glob, **_literals(pairs)})
+    return groups
+
+
+def _schedule(text: str | None) -> Any:
+    """A schedule from `NAME` or `NAME:OPTION=VALUE,...`."""
+    if text is None:
+        return None
+    name, _, rest = text.partition(":")
+    options = _literals(dict(item.partition("=")[::2] for item in rest.split(",") if item))
+    return (name, options) if options else name
+
+
+def _dropout(text: str | None) -> Any:
+    if text is None:
+        return False
+    if text == "model":
+        return True
+    try:
+        return float(text)
+    except ValueError:
+        return {glob: float(ratio) for glob, _, ratio in (item.rpartition("=") for item in text.split(","))}
+
+
+@main.command("train-step")
+@MODEL
+@OUTPUT
+@click.option(
+    "--loss",
+    "losses",
+    multiple=True,
+    default=("cross_entropy",),
+    show_default=True,
+    metavar="NAME | OUTPUT=NAME[:WEIGHT] | FILE.onnx | none",
+    help="As in torch.nn.functional; once per output for several; a model that is a loss; none where --output is the loss.",
+)
+@click.option(
+    "--loss-option", "loss_options", multiple=True, metavar="NAME=VALUE", callback=_pairs, help="Option of the loss."
+)
+@click.option("--output", metavar="NAME", help="The model's output that the loss takes; the only one by default.")
+@click.option("--class-axis", type=int, help="Axis of the classes, where it is not 1.")
+@click.option("--optimizer", default="sgd", show_default=True, help="As in torch.optim, in lower case.")
+@click.option(
+    "--optimizer-option",
+    "optimizer_options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=_pairs,
+    help="Option of the optimizer.",
+)
+@click.option("--lr", type=float, help="First value of the learning rate, which is an input of the step.")
+@click.option(
+    "--schedule", metavar="NAME[:OPTION=VALUE,...]", help="Learning-rate schedule, computed from the step counter."
+)
+@click.option("--train", multiple=True, metavar="GLOB", help="Train only these parameters.")
+@click.option("--freeze", multiple=True, metavar="GLOB", help="Do not train these.")
+@click.option(
+    "--group", "groups", multiple=True, metavar="GLOB:OPTION=VALUE,...", help="Optimizer options for some parameters."
+)
+@click.option("--no-decay", is_flag=True, help="No weight decay on norms and biases.")
+@click.option("--clip-value", type=float, help="Clip each gradient element.")
+@click.option("--clip-norm", type=float, help="Clip each gradient's norm.")
+@click.option("--clip-global-norm", type=float, help="Clip the norm of all gradients together.")
+@click.option("--ema", type=float, metavar="DECAY", help="Keep an exponential moving average of the weights.")
+@click.option(
+    "--batch-norm",
+    type=click.Choice(["batch", "frozen"]),
+    default="batch",
+    show_default=True,
+    help="Batch statistics and updated running ones, or the running ones as they are.",
+)
+@click.option("--dropout", metavar="model | RATIO | GLOB=RATIO,...", help="Switch dropout on; off by default.")
+@click.option("--straight-through", is_flag=True, help="Let gradients pass through quantisation.")
+@click.option(
+    "--gradients", "gradients_path", type=click.Path(dir_okay=False), help="Also write loss and gradients alone."
+)
+@click.option("--apply", "apply_path", type=click.Path(dir_okay=False), help="Also write the update alone.")
+@click.option(
+    "--eval", "eval_path", type=click.Path(dir_okay=False), help="Also write loss and outputs in inference mode."
+)
+@click.option(
+    "--standard-form",
+    "standard_path",
+    type=click.Path(dir_okay=False),
+    help="Also write the forward graph with ONNX's TrainingInfoProto.",
+)
+@DIM
+@EMISSION
+@JSON
+def train_step(
+    model: str,
+    path: str,
+    losses: tuple[str, ...],
+    loss_options: dict[str, str],
+    output: str | None,
+    class_axis: int | None,
+    optimizer: str,
+    optimizer_options: dict[str, str],
+    lr: float | None,
+    schedule: str | None,
+    train: tuple[str, ...],
+    freeze: tuple[str, ...],
+    groups: tuple[str, ...],
+    dropout: str | None,
+    straight_through: bool,
+    gradients_path: str | None,
+    apply_path: str | None,
+    eval_path: str | None,
+    standard_path: str | None,
+    dims: dict[str, int],
+    profile: str,
+    target: str,
+    embed: str | None,
+    opset: int | None,
+    as_json: bool,
+    **settings: Any,
+) -> None:
+    """Write the training step of MODEL: forward, loss, backward and update in one graph."""
+    loss, options = _loss(losses, _literals(loss_options))
+    graph = face.load(model, dims=dims, straight_through=straight_through)
+    step = face.training_step(
+        graph,
+        loss=loss,
+        loss_options=options,
+        output=output,
+        class_axis=class_axis,
+        optimizer=optimizer,
+        lr=lr,
+        optimizer_options=_literals(optimizer_options),
+        schedule=_schedule(schedule),
+        train=list(train),
+        freeze=list(freeze),
+        groups=_groups(groups),
+        dropout=_dropout(dropout),
+        **settings,
+    )
+    emission = _emission(profile, target, embed, opset)
+    parts = [
+        (path, step.graph),
+        (gradients_path, step.gradients),
+        (apply_path, step.apply),
+        (eval_path, step.evaluation),
+    ]
+    for file, part in parts:
+        if file is not None:
+            part.save(file, **emission)
+    if standard_path is not None:
+        step.save_standard_form(standard_path, **emission)
+    _written(Path(path), step.graph, as_json)
+    if not as_json:
+        console.print(str(step.selection), markup=False)
+
+
 __all__ = ["main"]
