@@ -1,5 +1,5 @@
 """The lowerings, a family a file. Importing this package fills the table."""
 
-from . import basic, recurrent
+from . import activation, basic, convolution, normalization, pooling, recurrent
 
-__all__ = ["basic", "recurrent"]
+__all__ = ["activation", "basic", "convolution", "normalization", "pooling", "recurrent"]
