@@ -1,0 +1,282 @@
+"""A graph of the algebra as an ONNX model in plain operators.
+
+The nodes are walked once, in topological order; `tables.EMIT` says how each primitive is written. What no output needs is left out when the
+program is closed, then everything is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import onnx
+from onnx import TensorProto, helper
+
+from ...algebra.dims import Shape, show
+from ...algebra.errors import PullbackError, Refusal
+from ...algebra.graph import Constant, Graph, Value
+from ...algebra.types import DType, TupleType
+from .emission import Emission
+from .metadata import model_metadata, node_metadata
+from .naming import Names, node_stem
+from .ops import Ops
+from .program import Op, Program, Tensor, needed
+from .runtime_dims import RuntimeDims
+from .tables import EMIT
+from .targets import Target, target_named
+from .view import whole
+
+__all__ = ["Embed", "Emitted", "emit", "to_onnx"]
+
+Embed = str
+PROFILES = ("explicit", "native")
+
+
+@dataclass(slots=True)
+class Emitted:
+    """A model without its weights, and the weights by name: `initializers` stand in the model, `beside` travel in safetensors."""
+
+    model: onnx.ModelProto
+    initializers: dict[str, Constant] = field(default_factory=dict)
+    beside: dict[str, Constant] = field(default_factory=dict)
+
+
+def emit(graph: Graph, *, profile: str = "explicit", target: str = "onnxruntime", embed: str | None = None,
+         opset: int | None = None) -> Emitted:  # fmt: skip
+    """The model of a graph, its weights apart."""
+    if profile not in PROFILES:
+        raise PullbackError(f"no profile {profile!r}; there are {', '.join(PROFILES)}")
+    chosen = target_named(target)
+    embed = embed or chosen.embed
+    if embed not in ("all", "frozen", "none"):
+        raise PullbackError(f"embed is all, frozen or none, found {embed!r}")
+    opset = opset or chosen.opset
+    _refuse(graph, chosen, opset)
+    if profile == "native":
+        from .native import raise_groups
+
+        graph = raise_groups(graph, chosen, opset)
+    return _Walk(graph, chosen, embed, opset).run()
+
+
+def to_onnx(graph: Graph, *, profile: str = "explicit", target: str = "onnxruntime", embed: str | None = None,
+            opset: int | None = None) -> onnx.ModelProto:  # fmt: skip
+    """The graph as an ONNX model, weights included where `embed` says so.
+
+    `target` is whom the model is for (`onnxruntime`, `onnx-mlir`, `torch-mlir`, `iree`), `embed` where initial values live: `all` in the file, every
+    input among them overridable; `frozen` only what is never trained; `none` nothing.
+    """
+    emitted = emit(graph, profile=profile, target=target, embed=embed, opset=opset)
+    for name, constant in emitted.initializers.items():
+        emitted.model.graph.initializer.append(tensor_proto(name, constant))
+    return emitted.model
+
+
+def _refuse(graph: Graph, target: Target, opset: int) -> None:
+    """Everything that stands in the way, at once."""
+    reasons = []
+    for v in graph.nodes:
+        if v.primitive.name not in EMIT:
+            reasons.append(f"{v.primitive.name} in {v.origin or 'the graph'}: no emission")
+    if reasons:
+        raise Refusal(f"cannot write {graph.name!r} for {target.name}", reasons)
+
+
+class _Walk:
+    """One emission, from the graph to the model."""
+
+    def __init__(self, graph: Graph, target: Target, embed: str, opset: int) -> None:
+        self.graph, self.target, self.embed, self.opset = graph, target, embed, opset
+        self.program = Program()
+        self.dims = RuntimeDims(self.program, opset)
+        users: dict[int, list[Value]] = {}
+        for v in graph.nodes:
+            for o in v.operands:
+                users.setdefault(id(o), []).append(v)
+        pinned = {id(v) for v in graph.outputs.values()} | {id(v) for v in graph.tensors.values()}
+        self.emission = Emission(Ops(self.program, self.dims, target, opset), pinned, users)
+        self.inputs: dict[str, Tensor] = {}
+
+    def run(self) -> Emitted:
+        self._enter()
+        for v in self.graph.nodes:
+            if v.primitive.name != "input":
+                self.program.serving = v
+                self.emission.views[id(v)] = EMIT[v.primitive.name](self.emission, v)
+        outputs = self._leave()
+        ops = needed(self.program.ops, list(outputs.values()))
+        tensors = self._name(ops, outputs)
+        return self._model(ops, outputs, tensors)
+
+    # ---- inputs and outputs ----
+
+    def _enter(self) -> None:
+        for v in self.graph.inputs:
+            name = v.params["name"]
+            if v.params["role"] == "frozen" and self.embed != "none" and name in self.graph.data:
+                tensor = Tensor(v.dtype, v.shape, constant=self.graph.data[name])
+            else:
+                tensor = self.program.input(v.dtype, v.shape)
+            tensor.name = name
+            self.inputs[name] = tensor
+            self.emission.views[id(v)] = whole(tensor)
+        self.dims.read_from(self.graph, self.inputs)
+
+    def _leave(self) -> dict[str, Tensor]:
+        """The tensor of each output; one of its own where it would be an input, a constant or another output."""
+        outputs: dict[str, Tensor] = {}
+        taken: set[int] = set()
+        for name, v in self.graph.outputs.items():
+            self.program.serving = v
+            tensor = self.emission.tensor(v)
+            if tensor.op is None or id(tensor) in taken:
+                (tensor,) = self.program.append("Identity", (tensor,), ((tensor.dtype, tensor.shape),), {})
+            taken.add(id(tensor))
+            tensor.name = name
+            outputs[name] = tensor
+        return outputs
+
+    # ---- names ----
+
+    def _name(self, ops: Sequence[Op], outputs: dict[str, Tensor]) -> dict[str, str]:
+        """Name every tensor and node; return the model's own tensor names with their names in the file."""
+        graph = self.graph
+        names = Names([*self.inputs, *outputs])
+        kept = {id(t) for op in ops for t in op.outputs}
+        present: dict[str, str] = {}
+        for name, v in graph.tensors.items():
+            view = self.emission.views.get(id(v))
+            if view is None or not view.is_whole:
+                view = None if view is None else self._materialized(view, kept)
+            if view is None:
+                continue
+            tensor = view.tensor
+            if not tensor.name and id(tensor) in kept:
+                tensor.name = names.unique(name)
+            if tensor.name:
+                present[name] = tensor.name
+        labels = graph.labels()
+        for v in graph.nodes:
+            view = self.emission.views.get(id(v))
+            if view is not None and view.is_whole and not view.tensor.name and view.tensor.constant is None:
+                view.tensor.name = names.unique(labels[v])
+        nodes = Names()
+        for op in ops:
+            op.name = nodes.unique(_stem(op, graph.name))
+            for t in op.outputs:
+                if not t.name:
+                    t.name = names.unique(self._inner_name(op, labels))
+        for op in ops:
+            for t in op.inputs:
+                if t is not None and not t.name:
+                    t.name = names.unique(_constant_name(t))
+        return present
+
+    def _materialized(self, view: object, kept: set[int]) -> object:
+        return None
+
+    def _inner_name(self, op: Op, labels: dict[Value, str]) -> str:
+        if op.serves is None:
+            return op.type.lower()
+        return f"{labels[op.serves]}_{op.type.lower()}"
+
+    # ---- protos ----
+
+    def _model(self, ops: Sequence[Op], outputs: dict[str, Tensor], tensors: dict[str, str]) -> Emitted:
+        graph = self.graph
+        emitted = Emitted(onnx.ModelProto())
+        inputs = []
+        for v in graph.inputs:
+            name, role = v.params["name"], v.params["role"]
+            has_data = name in graph.data
+            if not (role == "frozen" and self.embed != "none" and has_data):
+                inputs.append(value_info(self.inputs[name]))
+            if has_data:
+                inside = self.embed == "all" or (self.embed == "frozen" and role == "frozen")
+                (emitted.initializers if inside else emitted.beside)[name] = graph.data[name]
+        for op in ops:
+            for t in op.inputs:
+                if t is not None and t.constant is not None:
+                    emitted.initializers.setdefault(t.name, t.constant)
+        nodes = [node_proto(op, graph.name, self.opset) for op in ops]
+        output_ids = {id(t) for t in outputs.values()}
+        infos = [value_info(t) for op in ops for t in op.outputs if id(t) not in output_ids]
+        emitted.model = helper.make_model(
+            helper.make_graph(
+                nodes, graph.name or "graph", inputs, [value_info(t) for t in outputs.values()], value_info=infos
+            ),
+            opset_imports=[helper.make_opsetid("", self.opset)],
+            ir_version=ir_version(self.opset),
+            producer_name="pullback",
+        )
+        helper.set_model_props(emitted.model, model_metadata(graph, tensors))
+        return emitted
+
+
+def _stem(op: Op, graph_name: str) -> str:
+    stem = node_stem(op.serves, graph_name)
+    return (
+        stem if op.serves is not None and op.type.lower() == op.serves.primitive.name else f"{stem}_{op.type.lower()}"
+    )
+
+
+def _constant_name(t: Tensor) -> str:
+    assert t.constant is not None, f"{t!r} has no name"
+    if t.constant.size == 1 and t.rank == 0:
+        return f"{t.dtype.name}_{t.constant.array.item()}"
+    if t.constant.size <= 8 and t.dtype.name == "i64":
+        return "i64_" + "_".join(map(str, t.constant.array.ravel().tolist()))
+    return f"constant_{t.dtype.name}"
+
+
+def node_proto(op: Op, graph_name: str, opset: int) -> onnx.NodeProto:
+    """The node of an operator, in the form that the opset has."""
+    inputs = list(op.inputs)
+    attributes = dict(op.attributes)
+    if op.type in ("ReduceMax", "ReduceMin", "ReduceProd") and opset < 18:
+        axes = inputs.pop()
+        assert axes is not None and axes.array is not None
+        attributes["axes"] = axes.array.tolist()
+    node = helper.make_node(
+        op.type, ["" if t is None else t.name for t in inputs], [t.name for t in op.outputs], name=op.name
+    )
+    for key, value in attributes.items():
+        if isinstance(value, DType):
+            value = onnx_dtype(value)
+        node.attribute.append(helper.make_attribute(key, value))
+    for key, text in node_metadata(op.serves, graph_name).items():
+        node.metadata_props.add(key=key, value=text)
+    return node
+
+
+def onnx_dtype(dtype: DType) -> int:
+    """The number that ONNX has for a dtype."""
+    return int(helper.np_dtype_to_tensor_dtype(dtype.numpy))
+
+
+def value_info(t: Tensor) -> onnx.ValueInfoProto:
+    """Name, dtype and symbolic shape."""
+    info = onnx.ValueInfoProto(name=t.name)
+    tensor = info.type.tensor_type
+    tensor.elem_type = onnx_dtype(t.dtype)
+    tensor.shape.SetInParent()
+    for d in t.shape:
+        if isinstance(d, int):
+            tensor.shape.dim.add(dim_value=d)
+        else:
+            tensor.shape.dim.add(dim_param=show(d))
+    return info
+
+
+def tensor_proto(name: str, constant: Constant) -> TensorProto:
+    """An initializer, its data in `raw_data`."""
+    return onnx.numpy_helper.from_array(constant.array, name)
+
+
+def ir_version(opset: int) -> int:
+    """The IR version that came with an opset, or the first that has metadata of nodes."""
+    table = {row[2]: row[1] for row in reversed(helper.VERSION_TABLE)}
+    return max(10, table.get(opset, 10))
+
+
+_ = (Shape, TupleType)

@@ -1,0 +1,311 @@
+"""Single ONNX operators with the shapes of their results: what the emission of a primitive is written in.
+
+Each function leaves out what does nothing (a transpose by the identity, a reshape to the same shape) and takes the form that the target wants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...algebra.dims import Dim, Shape, at_least, ceildiv, equal, is_static, product, simplest
+from ...algebra.errors import InconclusiveDim
+from ...algebra.types import DType, bool_, f32, i64
+from .program import Program, Tensor
+from .runtime_dims import RuntimeDims
+from .targets import Target
+
+__all__ = ["Ops", "same", "same_dims"]
+
+INT64_MAX, INT64_MIN = np.iinfo(np.int64).max, np.iinfo(np.int64).min
+
+
+def same(a: Dim, b: Dim) -> bool:
+    """Whether two dims are known to be equal."""
+    if a is b or a == b:
+        return True
+    try:
+        return equal(a, b)
+    except InconclusiveDim:
+        return False
+
+
+def same_dims(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
+    """Whether two shapes are known to be equal."""
+    return len(a) == len(b) and all(map(same, a, b))
+
+
+def known_at_least(a: Dim, b: Dim) -> bool:
+    """Whether `a >= b` for every size."""
+    try:
+        return at_least(a, b)
+    except InconclusiveDim:
+        return False
+
+
+def ints(values: Sequence[int]) -> np.ndarray:
+    return np.asarray(values, np.int64)
+
+
+class Ops:
+    """Operators appended to a program, for one target and opset."""
+
+    def __init__(self, program: Program, dims: RuntimeDims, target: Target, opset: int) -> None:
+        self.program = program
+        self.dims = dims
+        self.target = target
+        self.opset = opset
+
+    # ---- constants ----
+
+    def constant(self, value: np.ndarray) -> Tensor:
+        return self.program.constant(value)
+
+    def number(self, value: float, dtype: DType) -> Tensor:
+        """A rank-0 constant."""
+        return self.program.constant(np.asarray(value).astype(dtype.numpy))
+
+    def axes(self, axes: Sequence[int]) -> Tensor:
+        return self.program.constant(ints(axes))
+
+    def size(self, count: Dim, dtype: DType) -> Tensor:
+        """A number of elements as a rank-0 tensor."""
+        if isinstance(count, int):
+            return self.number(count, dtype)
+        scalar = self.dims.scalar(count)
+        if dtype.floating and dtype.bits < 32:  # a 16-bit float cannot hold every size on the way
+            return self.cast(self.cast(scalar, f32), dtype)
+        return self.cast(scalar, dtype)
+
+    # ---- elementwise ----
+
+    def apply(self, type: str, inputs: Sequence[Tensor], dtype: DType, shape: Shape, **attributes: object) -> Tensor:
+        """An operator in the dtype that the target has a kernel for: operands are cast there and the result back."""
+        numeric = next((t.dtype for t in inputs if t.dtype is not bool_), bool_)
+        via = self.target.detour(type, numeric)
+        if via is None:
+            return self.program.op(type, inputs, dtype, shape, **attributes)
+        moved = [self.cast(t, via) if t.dtype is numeric else t for t in inputs]
+        result = self.program.op(type, moved, via if dtype is numeric else dtype, shape, **attributes)
+        return self.cast(result, dtype)
+
+    def unary(self, type: str, x: Tensor, dtype: DType | None = None, **attributes: object) -> Tensor:
+        return self.apply(type, (x,), dtype or x.dtype, x.shape, **attributes)
+
+    def binary(self, type: str, x: Tensor, y: Tensor, dtype: DType | None = None, **attributes: object) -> Tensor:
+        """An elementwise operator with ONNX's implicit broadcasting."""
+        return self.apply(type, (x, y), dtype or x.dtype, broadcast_shape(x.shape, y.shape), **attributes)
+
+    def broadcast(self, x: Tensor, y: Tensor) -> Shape:
+        return broadcast_shape(x.shape, y.shape)
+
+    def where(self, c: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        shape = broadcast_shape(c.shape, broadcast_shape(x.shape, y.shape))
+        return self.apply("Where", (c, x, y), x.dtype, shape)
+
+    def cast(self, x: Tensor, dtype: DType) -> Tensor:
+        """`Cast`, or `Where(x, 1, 0)` of a bool where the target wants it; a constant is cast here and now."""
+        if x.dtype is dtype:
+            return x
+        if x.dtype is bool_ and self.target.bool_by_where:
+            return self.where(x, self.number(1, dtype), self.number(0, dtype))
+        return self.program.op("Cast", (x,), dtype, x.shape, to=dtype)
+
+    # ---- layout ----
+
+    def transpose(self, x: Tensor, perm: Sequence[int]) -> Tensor:
+        perm = tuple(perm)
+        if perm == tuple(range(x.rank)):
+            return x
+        if x.op is not None and x.op.type == "Transpose":
+            before = x.op.inputs[0]
+            assert before is not None
+            return self.transpose(before, [x.op.attributes["perm"][i] for i in perm])
+        return self.program.op("Transpose", (x,), x.dtype, tuple(x.shape[i] for i in perm), perm=perm)
+
+    def reshape(self, x: Tensor, shape: Sequence[Dim]) -> Tensor:
+        """`Reshape` in the form with the least arithmetic: none, Squeeze or Unsqueeze, a constant shape with one -1, a shape made at run time."""
+        shape = tuple(map(simplest, shape))
+        if same_dims(x.shape, shape):
+            return x
+        if x.op is not None and x.op.type in ("Reshape", "Unsqueeze", "Squeeze"):
+            before = x.op.inputs[0]
+            assert before is not None
+            return self.reshape(before, shape)
+        if (axes := _inserted(x.shape, shape)) is not None:
+            return self.program.op("Unsqueeze", (x, self.axes(axes)), x.dtype, shape)
+        if (axes := _inserted(shape, x.shape)) is not None:
+            return self.program.op("Squeeze", (x, self.axes(axes)), x.dtype, shape)
+        return self.program.op("Reshape", (x, self._target_shape(x.shape, shape)), x.dtype, shape)
+
+    def _target_shape(self, before: Shape, shape: Shape) -> Tensor:
+        if is_static(shape):
+            return self.constant(ints(shape))  # type: ignore[arg-type]
+        if 0 not in shape:
+            unknown = [i for i, d in enumerate(shape) if not isinstance(d, int)]
+            moved = [i for i in unknown if not (i < len(before) and same(before[i], shape[i]))]
+            free = unknown if len(unknown) == 1 else moved
+            if len(free) <= 1:  # 0 takes the size that the operand has there, -1 what is left
+                asked = [-1 if i in free else d if isinstance(d, int) else 0 for i, d in enumerate(shape)]
+                return self.constant(ints(asked))
+        return self.dims.shape(shape)
+
+    def unsqueeze(self, x: Tensor, axes: Sequence[int]) -> Tensor:
+        if not axes:
+            return x
+        rank = x.rank + len(axes)
+        rest = iter(x.shape)
+        shape = tuple(1 if i in axes else next(rest) for i in range(rank))
+        if x.op is not None and x.op.type in ("Reshape", "Squeeze", "Unsqueeze"):
+            return self.reshape(x, shape)
+        return self.program.op("Unsqueeze", (x, self.axes(axes)), x.dtype, shape)
+
+    def squeeze(self, x: Tensor, axes: Sequence[int]) -> Tensor:
+        return self.reshape(x, tuple(d for i, d in enumerate(x.shape) if i not in axes))
+
+    def expand(self, x: Tensor, shape: Shape) -> Tensor:
+        """`Expand` to a shape that the operand broadcasts to."""
+        if same_dims(x.shape, shape):
+            return x
+        return self.apply_expand(x, shape)
+
+    def apply_expand(self, x: Tensor, shape: Shape) -> Tensor:
+        via = self.target.detour("Expand", x.dtype)
+        if via is not None:
+            return self.cast(self.apply_expand(self.cast(x, via), shape), x.dtype)
+        return self.program.op("Expand", (x, self.dims.shape(shape)), x.dtype, shape)
+
+    # ---- pieces ----
+
+    def slice(
+        self, x: Tensor, axes: Sequence[int], starts: Sequence[Dim], limits: Sequence[Dim], strides: Sequence[int]
+    ) -> Tensor:
+        """Elements `start, start + stride, ...` below `limit` of some axes."""
+        shape = list(x.shape)
+        kept: list[tuple[int, Dim, Dim, int]] = []
+        for axis, start, limit, stride in zip(axes, starts, limits, strides, strict=True):
+            d = x.shape[axis]
+            start, limit = simplest(start), simplest(limit)
+            span = simplest(limit - start)
+            shape[axis] = span if stride == 1 else simplest(ceildiv(span, stride))
+            if same(start, 0) and same(limit, d) and stride == 1:
+                continue
+            kept.append((axis, _from_end(start, d), INT64_MAX if same(limit, d) else _from_end(limit, d), stride))
+        if not kept:
+            return x
+        where = [self.dims.shape([k[i] for k in kept]) for i in (1, 2)]
+        inputs = [x, *where, self.axes([k[0] for k in kept])]
+        if any(k[3] != 1 for k in kept):
+            inputs.append(self.axes([k[3] for k in kept]))
+        return self.program.op("Slice", inputs, x.dtype, tuple(shape))
+
+    def reverse(self, x: Tensor, axes: Sequence[int]) -> Tensor:
+        """Axes in reverse order: a Slice with step -1, or a Gather where the target takes none."""
+        if not axes:
+            return x
+        if self.target.negative_steps:
+            n = len(axes)
+            inputs = (x, self.axes([-1] * n), self.axes([INT64_MIN] * n), self.axes(axes), self.axes([-1] * n))
+            return self.program.op("Slice", inputs, x.dtype, x.shape)
+        for axis in axes:
+            d = x.shape[axis]
+            if isinstance(d, int):
+                at = self.constant(np.arange(d - 1, -1, -1, dtype=np.int64))
+            else:
+                at = self.binary("Sub", self.dims.scalar(simplest(d - 1)), self.iota(d))
+            x = self.gather(x, at, axis)
+        return x
+
+    def concat(self, xs: Sequence[Tensor], axis: int) -> Tensor:
+        if len(xs) == 1:
+            return xs[0]
+        total = simplest(sum((x.shape[axis] for x in xs), start=0))
+        shape = (*xs[0].shape[:axis], total, *xs[0].shape[axis + 1 :])
+        return self.program.op("Concat", xs, xs[0].dtype, shape, axis=axis)
+
+    def pad(self, x: Tensor, low: Sequence[Dim], high: Sequence[Dim], value: float = 0) -> Tensor:
+        """`Pad` with a constant, before and after each axis."""
+        low, high = [simplest(d) for d in low], [simplest(d) for d in high]
+        if all(same(d, 0) for d in (*low, *high)):
+            return x
+        shape = tuple(simplest(a + d + b) for a, d, b in zip(low, x.shape, high, strict=True))
+        via = self.target.detour("Pad", x.dtype)
+        if via is not None:
+            return self.cast(self.pad(self.cast(x, via), low, high, value), x.dtype)
+        inputs = [x, self.dims.shape([*low, *high])]
+        if value != 0:
+            inputs.append(self.number(value, x.dtype))
+        return self.program.op("Pad", inputs, x.dtype, shape)
+
+    def gather(self, x: Tensor, at: Tensor, axis: int) -> Tensor:
+        shape = (*x.shape[:axis], *at.shape, *x.shape[axis + 1 :])
+        return self.program.op("Gather", (x, at), x.dtype, shape, axis=axis)
+
+    def iota(self, size: Dim) -> Tensor:
+        """`0, 1, ..., size - 1`."""
+        if isinstance(size, int) and size <= 65536:
+            return self.constant(np.arange(size, dtype=np.int64))
+        zero, one = self.number(0, i64), self.number(1, i64)
+        return self.program.op("Range", (zero, self.dims.scalar(size), one), i64, (size,))
+
+    def full(self, value: Tensor, shape: Shape) -> Tensor:
+        """A scalar repeated."""
+        return self.expand(value, shape)
+
+    # ---- reductions and contraction ----
+
+    def reduce(self, type: str, x: Tensor, axes: Sequence[int], keep: bool = False) -> Tensor:
+        if not axes:
+            return x
+        via = self.target.detour(type, x.dtype)
+        if via is not None:
+            return self.cast(self.reduce(type, self.cast(x, via), axes, keep), x.dtype)
+        shape = tuple(1 if i in axes else d for i, d in enumerate(x.shape) if keep or i not in axes)
+        return self.program.op(type, (x, self.axes(axes)), x.dtype, shape, keepdims=int(keep))
+
+    def matmul(self, x: Tensor, y: Tensor) -> Tensor:
+        """`x @ y`, the axes before the last two broadcast; an operand of rank 1 is a row on the left, a column on the right."""
+        via = self.target.detour("MatMul", x.dtype)
+        if via is not None:
+            return self.cast(self.matmul(self.cast(x, via), self.cast(y, via)), x.dtype)
+        lead = broadcast_shape(x.shape[:-2], y.shape[:-2])
+        shape = (*lead, *x.shape[-2:-1], *(y.shape[-1:] if y.rank > 1 else ()))
+        return self.program.op("MatMul", (x, y), x.dtype, shape)
+
+    def scaled(self, x: Tensor, factor: Dim) -> Tensor:
+        """`factor * x`, the factor a number of elements."""
+        return x if same(factor, 1) else self.binary("Mul", x, self.size(factor, x.dtype))
+
+    def count(self, shape: Sequence[Dim]) -> Dim:
+        return product(shape)
+
+
+def broadcast_shape(a: Shape, b: Shape) -> Shape:
+    """ONNX's broadcasting of shapes that fit: size 1 gives way."""
+    rank = max(len(a), len(b))
+    a, b = (1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b
+    return tuple(y if isinstance(x, int) and x == 1 else x for x, y in zip(a, b, strict=True))
+
+
+def _inserted(short: Shape, long: Shape) -> list[int] | None:
+    """The axes of `long` that are 1 and, left out, make it `short`; None where there are none."""
+    if len(long) <= len(short):
+        return None
+    axes, rest = [], list(short)
+    for i, d in enumerate(long):
+        if rest and same(d, rest[0]):
+            rest.pop(0)
+        elif isinstance(d, int) and d == 1:
+            axes.append(i)
+        else:
+            return None
+    return axes if not rest else None
+
+
+def _from_end(place: Dim, size: Dim) -> Dim:
+    """A symbolic place as a constant counted from the end, where it is one."""
+    if isinstance(place, int):
+        return place
+    back = simplest(place - size)
+    return back if isinstance(back, int) and back < 0 else place
