@@ -18,7 +18,7 @@ __all__ = ["Probabilities", "trace"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Probabilities:
-    """`kind` is `softmax` or `sigmoid`; `logits` has the shape of the probabilities; `axes` are those that softmax sums over."""
+    """`kind` is `softmax`, `log_softmax` or `sigmoid`; `logits` has the shape of the probabilities; `axes` are those that softmax sums over."""
 
     kind: str
     logits: Value
@@ -26,7 +26,7 @@ class Probabilities:
 
 
 def trace(y: Value) -> Probabilities | None:
-    """What `y` is the softmax or sigmoid of, through reshapes and transposes; None where it is neither.
+    """What `y` is the softmax, log-softmax or sigmoid of, through reshapes and transposes; None where it is none.
 
     Builds in the current builder.
     """
@@ -43,6 +43,8 @@ def trace(y: Value) -> Probabilities | None:
             return Probabilities(found.kind, p.transpose(found.logits, perm=perm), axes)
         case "div":
             return _softmax(y) or _sigmoid(y)
+        case "add":
+            return _log_softmax(y)
         case _:
             return None
 
@@ -62,7 +64,7 @@ def _reshaped(found: Probabilities, y: Value) -> Probabilities | None:
     if not same:
         return None
     return Probabilities(
-        "softmax", logits, tuple(b for (a, _), (b, _) in zip(inner, outer, strict=True) if a in found.axes)
+        found.kind, logits, tuple(b for (a, _), (b, _) in zip(inner, outer, strict=True) if a in found.axes)
     )
 
 
@@ -101,6 +103,22 @@ def _without_shift(z: Value, axes: tuple[int, ...]) -> Value:
             if _is(inner, "broadcast") and not set(inner.params["axes"]) & set(axes):
                 return x
     return z
+
+
+def _log_softmax(y: Value) -> Probabilities | None:
+    """`z - ln(sum(e ** z))`."""
+    z, rest = y.operands
+    if not _is(rest, "neg") or not _is(rest.operands[0], "broadcast"):
+        return None
+    log = rest.operands[0].operands[0]
+    while _is(log, "reshape"):
+        log = log.operands[0]
+    if not _is(log, "log") or not _is(log.operands[0], "reduce_sum"):
+        return None
+    e, axes = log.operands[0].operands[0], log.operands[0].params["axes"]
+    if not _is(e, "exp") or e.operands[0] is not z or set(rest.operands[0].params["axes"]) & set(axes):
+        return None
+    return Probabilities("log_softmax", _without_shift(z, axes), axes)
 
 
 def _is_number(value: Value, number: float) -> bool:

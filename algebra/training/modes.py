@@ -1,17 +1,39 @@
 """What training does otherwise than inference: batch statistics, running statistics as state, dropout.
 
 A reader lowers `BatchNormalization` and `Dropout` in their inference form, and leaves a record of each in `graph.info["batch_norms"]` and
-`graph.info["dropouts"]`: tuples of `BatchNorm` and of `Dropout`.
+`graph.info["dropouts"]`: tuples of `BatchNorm` and of `Dropout`. `training_mode` rewrites the graph by them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
 
 from .. import primitives as p
-from ..graph import Graph, Value
+from ..composites import along, plus, scale, size_of, variance
+from ..errors import Refusal
+from ..graph import Graph, Value, at, bind
+from ..origin import Origin, Source
+from ..passes.substitute import Make, Now, in_graph
+from ..types import DType, f32
 
-__all__ = ["BatchNorm", "Dropout", "passing"]
+__all__ = [
+    "BatchNorm",
+    "Dropout",
+    "DropoutOption",
+    "TrainingMode",
+    "dropouts_of",
+    "passing",
+    "relocated",
+    "statistics_of",
+    "training_mode",
+]
+
+DropoutOption = bool | float | Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,6 +71,196 @@ def passing(x: Value) -> Value:
     return p.reshape(x, shape=x.shape)
 
 
-def value_of(graph: Graph, tensor: Value | str) -> Value:
-    """The node that a record means."""
+def _value(graph: Graph, tensor: Value | str) -> Value:
     return graph[tensor] if isinstance(tensor, str) else tensor
+
+
+def relocated(graph: Graph, now: Now) -> Graph:
+    """The graph with its records pointing at what their values have become."""
+
+    def moved(record: Any) -> Any:
+        tensors = {f.name: getattr(record, f.name) for f in fields(record)}
+        return replace(record, **{k: now(v) for k, v in tensors.items() if isinstance(v, Value)})
+
+    kinds = {k: tuple(map(moved, graph.info[k])) for k in ("batch_norms", "dropouts") if k in graph.info}
+    return graph.with_(info={**graph.info, **kinds}) if kinds else graph
+
+
+# ---- what to do ------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingMode:
+    """The rewritten graph; the new value of each running statistic, by the name of its input; what was done, by node name."""
+
+    graph: Graph
+    state: Mapping[str, Value] = field(default_factory=dict)
+    batch_norms: Mapping[str, str] = field(default_factory=dict)
+    dropouts: Mapping[str, float] = field(default_factory=dict)
+
+
+def _records(graph: Graph) -> list[BatchNorm]:
+    """The normalisations whose result the graph computes, each result once."""
+    present = {id(v) for v in graph.nodes}
+    found: dict[int, BatchNorm] = {}
+    for record in graph.info.get("batch_norms", ()):
+        if isinstance(record.y, str) and record.y not in graph:
+            continue
+        y = _value(graph, record.y)
+        if id(y) in present:
+            found.setdefault(id(y), record)
+    return list(found.values())
+
+
+def statistics_of(graph: Graph) -> tuple[str, ...]:
+    """Names of the inputs that hold the running statistics of the recorded normalisations."""
+    values = [_value(graph, t) for r in _records(graph) for t in (r.mean, r.var)]
+    return tuple(dict.fromkeys(v.params["name"] for v in values if v.primitive.name == "input"))
+
+
+def dropouts_of(graph: Graph, option: DropoutOption) -> dict[int, tuple[str, Value, float]]:
+    """What is dropped: id of the value whose elements are, to its name, itself and the ratio.
+
+    `True` takes the recorded dropouts with their ratios, a number gives all of them that ratio; a mapping gives ratios by glob over the names of
+    recorded dropouts, and over those of any floating tensors, which puts a dropout behind them.
+    """
+    records = {
+        r.name: (r, _value(graph, r.y))
+        for r in graph.info.get("dropouts", ())
+        if not isinstance(r.y, str) or r.y in graph
+    }
+    present = {id(v) for v in graph.nodes}
+    recorded = {name: (r, y) for name, (r, y) in records.items() if id(y) in present}
+    found: dict[int, tuple[str, Value, float]] = {}
+    if not isinstance(option, Mapping):
+        for name, (record, y) in recorded.items():
+            ratio = record.ratio if option is True else float(option)
+            found.setdefault(id(y), (name, y, ratio))
+    else:
+        reasons = []
+        tensors = {k: v for k, v in graph.tensors.items() if id(v) in present and v.dtype.floating}
+        for pattern, ratio in option.items():
+            hits = {n: y for n, (_, y) in recorded.items() if n == pattern or fnmatchcase(n, pattern)}
+            hits = hits or {n: v for n, v in tensors.items() if n == pattern or fnmatchcase(n, pattern)}
+            if not hits:
+                reasons.append(f"dropout {pattern!r} matches no dropout and no floating tensor")
+            for name, y in hits.items():
+                found.setdefault(id(y), (name, y, ratio))
+        if reasons:
+            raise Refusal("patterns that match nothing", reasons)
+    bad = [f"ratio {r} of {n!r} is not in [0, 1)" for n, _, r in found.values() if not 0 <= r < 1]
+    if bad:
+        raise Refusal("dropout ratios", bad)
+    return {i: hit for i, hit in found.items() if hit[2] > 0}
+
+
+def training_mode(graph: Graph, *, batch_norm: str = "batch", running_variance: str = "unbiased",
+                  dropout: Mapping[int, tuple[str, Value, float]] | None = None, seed: Value | None = None,
+                  step: Value | None = None) -> TrainingMode:  # fmt: skip
+    """The graph as training computes it. Builds in the current builder.
+
+    `batch_norm` is `batch` (the batch's own statistics; running ones are updated) or `frozen`; `running_variance` is `unbiased` (PyTorch,
+    TensorFlow) or `population` (ONNX's text). `dropout` is what `dropouts_of` gave; its masks come from `seed`, `step` and their place in the graph.
+    """
+    places: dict[int, Make] = {}
+    state: dict[str, Value] = {}
+    norms: dict[str, str] = {}
+    if batch_norm == "batch":
+        for record in _records(graph):
+            y = _value(graph, record.y)
+            places[id(y)] = _batch_form(graph, record, y, state, running_variance)
+            norms[record.name] = "batch statistics"
+    elif batch_norm != "frozen":
+        raise Refusal(
+            "unknown treatment of batch normalisations", [f"batch_norm is 'batch' or 'frozen', found {batch_norm!r}"]
+        )
+    dropped: dict[str, float] = {}
+    for stream, (key, (name, y, ratio)) in enumerate((dropout or {}).items()):
+        assert seed is not None
+        assert step is not None
+        places[key] = _dropped(name, y, ratio, (seed, step), stream, places.get(key))
+        dropped[name] = ratio
+    for record in graph.info.get("dropouts", ()):
+        if not isinstance(record.y, str) or record.y in graph:
+            y = _value(graph, record.y)
+            x = _value(graph, record.x)
+            if y is not x:
+                places.setdefault(id(y), lambda now, x=x: now(x))
+    moded, _ = in_graph(graph, places)
+    return TrainingMode(moded, state, norms, dropped)
+
+
+# ---- batch statistics ------------------------------------------------------------------------------------------------------------------
+
+
+def _decimal(x: float) -> float:
+    """The shortest decimal that rounds to the same float32: 0.9 for an attribute that was written as 0.9."""
+    return float(str(np.float32(x)))
+
+
+def _wide(dtype: DType) -> DType:
+    return f32 if dtype.bits < 32 else dtype
+
+
+def _cast(x: Value, dtype: DType) -> Value:
+    return x if x.dtype is dtype else p.cast(x, dtype=dtype)
+
+
+def _batch_form(graph: Graph, record: BatchNorm, y: Value, state: dict[str, Value], running: str) -> Make:
+    """`scale * (x - mean(x)) / sqrt(var(x) + epsilon) + bias` with the biased variance of the batch, in at least float32."""
+
+    def make(now: Now) -> Value:
+        x, factor, offset = (now(_value(graph, t)) for t in (record.x, record.scale, record.bias))
+        dtype = _wide(x.dtype)
+        wide, axis = _cast(x, dtype), record.axis
+        axes = tuple(a for a in range(x.rank) if a != axis)
+        mu, centred, var = variance(wide, axes)
+        inverse = p.div(_cast(factor, dtype), p.sqrt(plus(var, record.epsilon)))
+        normal = p.mul(centred, along(inverse, x.shape, axes))
+        result = _cast(p.add(normal, along(_cast(offset, dtype), x.shape, axes)), y.dtype)
+        spread = _unbiased(var, [x.shape[a] for a in axes]) if running == "unbiased" else var
+        for tensor, batch in ((record.mean, mu), (record.var, spread)):
+            _update(_value(graph, tensor), now, batch, _decimal(record.momentum), state)
+        return result
+
+    return make
+
+
+def _unbiased(var: Value, sizes: Sequence[object]) -> Value:
+    """`var * n / max(n - 1, 1)`."""
+    n = size_of(sizes, var.dtype)  # type: ignore[arg-type]
+    rest = p.max(plus(n, -1), p.number(1, n))
+    return p.mul(var, p.broadcast(p.div(n, rest), shape=var.shape, axes=()))
+
+
+def _update(old: Value, now: Now, batch: Value, momentum: float, state: dict[str, Value]) -> None:
+    """`momentum * old + (1 - momentum) * batch`, after an earlier normalisation that shares the statistic."""
+    if old.primitive.name != "input" or old.params["role"] == "input":
+        return
+    name = old.params["name"]
+    before = _cast(state.get(name, now(old)), batch.dtype)
+    new = p.add(scale(before, momentum), scale(batch, 1 - momentum))
+    state[name] = _cast(new, old.dtype)
+
+
+# ---- dropout ---------------------------------------------------------------------------------------------------------------------------
+
+
+def _dropped(name: str, y: Value, ratio: float, key: tuple[Value, Value], stream: int, inner: Make | None) -> Make:
+    """`x / (1 - ratio)` where a uniform number is at least `ratio`, else 0."""
+
+    from .random import uniform
+
+    def make(now: Now) -> Value:
+        x = inner(now) if inner is not None else _remade(y, now)
+        with at(y.origin if y.origin.source is not None else Origin("forward", Source(name, "Dropout"))):
+            chance = uniform(*key, stream=stream, shape=x.shape)
+            kept = p.less_equal(p.number(ratio, chance), chance)
+            return p.select(kept, scale(x, 1 / (1 - ratio)), p.number(0, x))
+
+    return make
+
+
+def _remade(node: Value, now: Now) -> Value:
+    """A node upon what its operands have become."""
+    return bind(node.primitive, *map(now, node.operands), **node.params) if node.operands else node

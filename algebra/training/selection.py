@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from .. import primitives as p
+from ..calculus.vjp import vjp
 from ..errors import Refusal
 from ..graph import Graph, Value, reachable
 from ..types import TupleType
@@ -91,13 +92,13 @@ def select(graph: Graph, loss: Value, *, train: Sequence[str] = (), freeze: Sequ
     for n, v in inputs.items():
         if n not in candidates:
             reasons[n] = "running statistics, updated by the step" if v.dtype.floating else "not a floating tensor"
-    chosen: Iterable[str]
+    chosen: list[str]
     if train:
-        chosen = match(candidates, train, option="--train", elsewhere=reasons)
+        chosen = list(match(candidates, train, option="--train", elsewhere=reasons))
     else:
         chosen = [n for n, v in candidates.items() if v.params["role"] == "parameter"]
     stopped = match(candidates, freeze, option="--freeze", elsewhere=reasons) if freeze else {}
-    reach = differentiable(loss)
+    reach = _reaching(loss, [candidates[n] for n in chosen])
     trained, left_out = [], {}
     wanted = set(chosen)
     for n, v in candidates.items():
@@ -112,6 +113,19 @@ def select(graph: Graph, loss: Value, *, train: Sequence[str] = (), freeze: Sequ
         else:
             trained.append(n)
     return Selection(tuple(trained), {**{n: r for n, r in reasons.items() if n not in wanted}, **left_out})
+
+
+def _reaching(loss: Value, wanted: Sequence[Value]) -> set[int]:
+    """Ids of those from which a differentiable path leads to the loss.
+
+    What passes through a loop or a branch only its own rule can tell, so that where there is one, the gradients themselves are made and thrown away.
+    """
+    reach = differentiable(loss)
+    hopeful = [v for v in wanted if id(v) in reach]
+    if not any(isinstance(v.primitive.vjp, p.Joint) for v in reachable([loss])):
+        return {id(v) for v in hopeful}
+    found = vjp([loss], [p.literal(1, loss.dtype)], hopeful)
+    return {id(v) for v, ct in zip(hopeful, found, strict=True) if ct is not None}
 
 
 def _kept(v: Value) -> str:
