@@ -19,8 +19,7 @@ from dataclasses import dataclass
 
 from ....algebra import composites as c
 from ....algebra import primitives as p
-from ....algebra.dims import Dim, Shape, at_least, ceildiv, dmax, floordiv, is_zero, simplest
-from ....algebra.errors import InconclusiveDim
+from ....algebra.dims import Dim, Shape, ceildiv, dmax, floordiv, is_zero, simplest
 from ....algebra.graph import Value
 from ..context import Unsupported, require_divides, require_equal
 from ..registry import lowers
@@ -87,29 +86,17 @@ def same_padding(size: Dim, reach: Dim, stride: int) -> Dim:
 
 
 def padded(x: Value, low: Sequence[Dim], high: Sequence[Dim], value: float = 0) -> Value:
-    """`x` with its last axes padded; negative amounts cut off."""
+    """`x` with its last axes padded; negative amounts cut off. An amount of unknown sign is padded where positive, and cut off where not."""
     before = (0,) * (x.rank - len(low))
     low, high = (*before, *low), (*before, *high)
-    if any(is_negative(n) for n in (*low, *high)):
-        cut = [
-            (-l if is_negative(l) else 0, simplest(d + h) if is_negative(h) else d)
-            for l, h, d in zip(low, high, x.shape, strict=True)
-        ]
-        x = p.slice(x, start=tuple(a for a, _ in cut), limit=tuple(b for _, b in cut))
-        low, high = (tuple(0 if is_negative(n) else n for n in amounts) for amounts in (low, high))
-    if all(is_zero(n) for n in (*low, *high)):
+    more_low, more_high = (tuple(d if is_zero(d) else dmax(d, 0) for d in amounts) for amounts in (low, high))
+    if not all(map(is_zero, (*more_low, *more_high))):
+        x = p.pad(x, low=more_low, high=more_high, value=value)
+    start = tuple(simplest(m - d) for m, d in zip(more_low, low, strict=True))
+    cut = tuple(simplest(m - d) for m, d in zip(more_high, high, strict=True))
+    if all(map(is_zero, (*start, *cut))):
         return x
-    return p.pad(x, low=low, high=high, value=value)
-
-
-def is_negative(n: Dim) -> bool:
-    """Whether a dim is negative for every assignment."""
-    if isinstance(n, int):
-        return n < 0
-    try:
-        return not at_least(n, 0)
-    except InconclusiveDim:
-        return False
+    return p.slice(x, start=start, limit=tuple(simplest(d - n) for d, n in zip(x.shape, cut, strict=True)))
 
 
 def windowed(x: Value, w: Windows) -> Value:

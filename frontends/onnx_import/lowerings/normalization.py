@@ -61,6 +61,8 @@ def common_dtype(*xs: Value) -> DType:
 def normalized_by(x: Value, scale: Value, bias: Value, mean: Value, var: Value, epsilon: float, axis: int = 1) -> Value:
     """`(x - mean) scale / sqrt(var + epsilon) + bias`, the factor computed once per channel."""
     wide = common_dtype(x, scale, bias, mean, var)
+    for v in (scale, bias, mean, var):
+        require_equal(v.shape[0], x.shape[axis], "one entry per channel")
     x, dtype = p.cast(x, dtype=wide), x.dtype
     scale, bias, mean, var = (p.cast(v, dtype=wide) for v in (scale, bias, mean, var))
     factor = p.mul(scale, inverse_deviation(var, epsilon))
@@ -92,6 +94,8 @@ def training_batch_norm(x: Value, scale: Value, bias: Value, mean: Value, var: V
                         momentum: float) -> tuple[Value, Value, Value, Value, Value]:  # fmt: skip
     """The result by batch statistics, the running statistics that follow, and the batch's mean and (biased) variance."""
     shape, x = x.shape, as_channels(x)
+    for v in (mean, var):
+        require_equal(v.shape[0], x.shape[1], "one entry per channel")
     axes = tuple(a for a in range(x.rank) if a != 1)
     wide = x if x.dtype.bits >= 32 else p.cast(x, dtype=f32)
     batch_mean, _, batch_var = c.variance(wide, axes)

@@ -36,7 +36,7 @@ def with_ceiling(at: Windows, spatial: Shape, ceil_mode: int) -> tuple[Windows, 
         if not surely(lambda h=at.high[i], s=stride, r=reach: at_least(r, h + s)):
             count = dmin(count, simplest(floordiv(simplest(d + at.low[i] - 1), stride) + 1))
         extra.append(simplest((count - 1) * stride + reach - d - at.low[i] - at.high[i]))
-    more = tuple(e if not isinstance(e, int) else max(e, 0) for e in extra)
+    more = tuple(extra)
     return replace(at, high=tuple(simplest(h + e) for h, e in zip(at.high, more, strict=True))), more
 
 
