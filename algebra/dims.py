@@ -47,11 +47,18 @@ class FloorDiv(sympy.Function):  # type: ignore[misc]
             return q
         if isinstance(a, FloorDiv):
             return FloorDiv(a.args[0], a.args[1] * b)
-        if b.is_Integer and a.is_Add:  # (b*x + y) // b == x + y // b
-            whole = [t for t in a.args if _exact(t, b) is not None]
+        if b.is_Integer and a.is_Add:  # (b*x + y) // b == x + y // b, of the constant term its quotient too
+            whole = {t: q for t in a.args if (q := _exact(t, b)) is not None}
+            constant = next((t for t in a.args if t.is_Integer and t not in whole and not 0 <= t < b), None)
+            if constant is not None:
+                whole[constant] = sympy.Integer(int(constant) // int(b))
             if whole:
-                rest = a - sympy.Add(*whole)
-                return sympy.Add(*(_exact(t, b) for t in whole)) + FloorDiv(rest, b)
+                rest = a - sympy.Add(*whole) + (0 if constant is None else int(constant) % int(b))
+                return sympy.Add(*whole.values()) + FloorDiv(rest, b)
+            inner = [t for t in a.args if isinstance(t, FloorDiv)]
+            if len(inner) == 1 and all(t.is_Integer for t in a.args if t is not inner[0]):  # (x // c + n) // b == (x + n*c) // (b*c)
+                x, c = inner[0].args
+                return FloorDiv(sympy.expand(x + (a - inner[0]) * c), b * c)
         return None
 
     def _eval_is_nonnegative(self) -> bool | None:
