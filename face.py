@@ -38,6 +38,10 @@ class Model(Graph):
         """Inputs, outputs and their roles; the same JSON stands in a file that is written."""
         return Signature.of(self)
 
+    def _ready(self, profile: str) -> Graph:
+        """What is written: the graph simplified. The native profile does so itself, after it has recognised operators."""
+        return self if profile == "native" else simplified(self)
+
     def to_onnx(self, *, profile: str = "explicit", target: str = "onnxruntime", embed: str | None = None,
                 opset: int | None = None) -> onnx.ModelProto:  # fmt: skip
         """The graph as an ONNX model.
@@ -45,12 +49,12 @@ class Model(Graph):
         `profile` is `explicit` (plain numerical ops only) or `native` (raised to what runtimes have kernels for); `target` one of
         `onnxruntime onnx-mlir torch-mlir iree`; `embed` says which values the file holds: `all`, `frozen` or `none`.
         """
-        return onnx_export.to_onnx(simplified(self), profile=profile, target=target, embed=embed, opset=opset)
+        return onnx_export.to_onnx(self._ready(profile), profile=profile, target=target, embed=embed, opset=opset)
 
     def save(self, path: str | os.PathLike[str], *, profile: str = "explicit", target: str = "onnxruntime",
              embed: str | None = None, opset: int | None = None) -> Path:  # fmt: skip
         """Write the graph as ONNX; values that the file does not hold go beside it, into a `.safetensors` of the same name."""
-        onnx_export.save(simplified(self), path, profile=profile, target=target, embed=embed, opset=opset)
+        onnx_export.save(self._ready(profile), path, profile=profile, target=target, embed=embed, opset=opset)
         return Path(path)
 
 

@@ -8,7 +8,7 @@ from .contractions import CONTRACTION
 from .layout import LAYOUT
 from .rewriting import Rule, rewrite, rules
 
-__all__ = ["RULES", "cse", "default", "finish", "fold", "prune", "simplify"]
+__all__ = ["FINAL", "RULES", "cse", "default", "finish", "fold", "prune", "simplify"]
 
 RULES: tuple[Rule, ...] = (*FOLDING, *ARITHMETIC, *LAYOUT, *CONTRACTION)
 

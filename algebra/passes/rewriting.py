@@ -47,6 +47,7 @@ class Rewriter(Builder):
         super().__init__()
         self._label = label
         self._settled: dict[int, Value] = {}
+        self.readers: dict[int, int] = {}
         self._rules: dict[str, list[Rule]] = {}
         for rule in table:
             for name in rule.primitives:
@@ -74,6 +75,10 @@ class Rewriter(Builder):
             settled = self._settled[id(value)] = self._settle(value, table)
         return settled
 
+    def read_once(self, value: Value) -> bool:
+        """Whether a value stands for a node of the old graph that one other reads."""
+        return self.readers.get(id(value)) == 1
+
     def _settle(self, value: Value, table: list[Rule]) -> Value:
         for rule in table:
             self._trail.append(rule.name)
@@ -96,11 +101,15 @@ def rewrite(graph: Graph, table: Iterable[Rule], label: str) -> Graph:
     table = tuple(table)
     new: dict[int, Value] = {}
     nested: dict[int, Graph] = {}
-    with using(Rewriter(table, label)) as builder:
+    builder = Rewriter(table, label)
+    read = _readers(graph)
+    with using(builder):
         for node in graph.nodes:
             builder.origin = node.origin
             params = {k: _inside(v, table, label, nested) for k, v in node.params.items()}
-            new[id(node)] = builder.add(node.primitive, tuple(new[id(o)] for o in node.operands), params)
+            made = builder.add(node.primitive, tuple(new[id(o)] for o in node.operands), params)
+            builder.readers[id(made)] = builder.readers.get(id(made), 0) + read.get(id(node), 0)
+            new[id(node)] = made
     outputs = {k: new[id(v)] for k, v in graph.outputs.items()}
     inputs = tuple(new[id(v)] for v in graph.inputs)
     alive = {id(v) for v in (*inputs, *reachable(outputs.values()))}
@@ -110,6 +119,17 @@ def rewrite(graph: Graph, table: Iterable[Rule], label: str) -> Graph:
         outputs=outputs,
         tensors={k: new[id(v)] for k, v in graph.tensors.items() if id(v) in new and id(new[id(v)]) in alive},
     )
+
+
+def _readers(graph: Graph) -> dict[int, int]:
+    """How many operands and outputs each node is."""
+    read: dict[int, int] = {}
+    for node in graph.nodes:
+        for operand in node.operands:
+            read[id(operand)] = read.get(id(operand), 0) + 1
+    for output in graph.outputs.values():
+        read[id(output)] = read.get(id(output), 0) + 1
+    return read
 
 
 def _inside(value: Any, table: tuple[Rule, ...], label: str, nested: dict[int, Graph]) -> Any:
