@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["DimError", "InconclusiveDim", "PullbackError", "Refusal", "TypeMismatch"]
+__all__ = ["DimError", "InconclusiveDim", "PullbackError", "PullbackWarning", "Refusal", "TypeMismatch"]
 
 
 class PullbackError(Exception):
     """Base of every refusal of this package."""
+
+
+class PullbackWarning(UserWarning):
+    """Something that is done as asked, but may not be what is meant."""
 
 
 class TypeMismatch(PullbackError, TypeError):
