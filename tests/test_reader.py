@@ -1,0 +1,364 @@
+"""Reading models: what files may look like, and what is refused with everything that stands in the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from pullback.algebra.errors import PullbackError, Refusal
+from pullback.algebra.evaluate import evaluate
+from pullback.frontends.onnx_import import load
+
+F = TensorProto.FLOAT
+
+
+def parse(text: str, opset: int = 17, ir: int = 8) -> onnx.ModelProto:
+    return onnx.parser.parse_model(f'<ir_version: {ir}, opset_import: ["" : {opset}]>\n{text}')
+
+
+LINEAR = "g (float[N, 2] x) => (float[N, 3] y) <float[2, 3] w = {1, 2, 3, 4, 5, 6}> { y = MatMul (x, w) }"
+X = np.array([[1, 1]], np.float32)
+
+
+def run(model: onnx.ModelProto | str | Path, **feeds: np.ndarray) -> dict[str, np.ndarray]:
+    return evaluate(load(model), feeds)
+
+
+# ---- forms that files take -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ir", range(3, onnx.IR_VERSION + 1))
+def test_every_ir_version_is_read(ir: int) -> None:
+    model = parse(LINEAR, ir=ir)
+    if ir == 3:  # initializers must be graph inputs there
+        model.graph.input.append(helper.make_tensor_value_info("w", F, [2, 3]))
+    graph = load(model)
+    assert [v.name for v in graph.by_role("input")] == ["x"]
+    assert [v.name for v in graph.parameters] == ["w"]
+    assert evaluate(graph, {"x": X})["y"].tolist() == [[5, 7, 9]]
+
+
+@pytest.mark.parametrize("opset", range(7, onnx.defs.onnx_opset_version() + 1))
+def test_every_opset_is_read(opset: int) -> None:
+    assert run(parse(LINEAR, opset=opset), x=X)["y"].tolist() == [[5, 7, 9]]
+
+
+def test_model_is_read_from_path_bytes_and_proto(tmp_path: Path) -> None:
+    model = parse(LINEAR)
+    path = tmp_path / "m.onnx"
+    onnx.save(model, path)
+    for form in (model, path, str(path), model.SerializeToString()):
+        assert evaluate(load(form), {"x": X})["y"].tolist() == [[5, 7, 9]]
+
+
+@pytest.mark.parametrize(
+    ("attribute", "expected"),
+    [
+        ("value = float[2] {1, 2}", [1, 2]),
+        ("value_float = 3.0", 3),
+        ("value_floats = [1.0, 4.0]", [1, 4]),
+        ("value_int = 5", 5),
+        ("value_ints = [1, 6]", [1, 6]),
+    ],
+)
+def test_constant_node_holds_any_kind_of_value(attribute: str, expected: object) -> None:
+    kind = "int64" if "int" in attribute else "float"
+    shape = "2" if isinstance(expected, list) else ""
+    model = parse(f"g (float[N] x) => ({kind}[{shape}] y) {{ c = Constant <{attribute}> () y = Identity (c) }}")
+    assert run(model, x=np.zeros(1, np.float32))["y"].tolist() == expected
+
+
+def test_constant_node_of_floats_is_a_parameter_named_after_its_output() -> None:
+    graph = load(parse("g (float[2] x) => (float[2] y) { c = Constant <value = float[2] {1, 2}> () y = Add (x, c) }"))
+    assert [v.name for v in graph.parameters] == ["c"]
+
+
+def test_scalars_and_integers_are_no_parameters() -> None:
+    text = "g (float[2] x) => (float[2] y) <float s = {2}, int64[1] i = {0}> { z = Add (x, s) t = Gather (z, i) y = Add (z, t) }"
+    assert load(parse(text)).parameters == ()
+
+
+def sparse(values: list[float], indices: np.ndarray, shape: list[int]) -> onnx.SparseTensorProto:
+    held = numpy_helper.from_array(np.array(values, np.float32), "w")
+    return helper.make_sparse_tensor(held, numpy_helper.from_array(indices, "w_indices"), shape)
+
+
+@pytest.mark.parametrize("indices", [np.array([0, 4]), np.array([[0, 0], [1, 1]])], ids=["linear", "one row each"])
+def test_sparse_initializer_is_read_densely(indices: np.ndarray) -> None:
+    model = parse("g (float[N, 2] x) => (float[N, 3] y) { y = MatMul (x, w) }")
+    model.graph.sparse_initializer.append(sparse([7, 8], indices, [2, 3]))
+    assert run(model, x=X)["y"].tolist() == [[7, 8, 0]]
+
+
+def test_sparse_constant_is_read_densely() -> None:
+    model = parse("g (float[N, 2] x) => (float[N, 3] y) { y = MatMul (x, w) }")
+    node = helper.make_node("Constant", [], ["w"])
+    node.attribute.append(helper.make_attribute("sparse_value", sparse([7, 8], np.array([0, 4]), [2, 3])))
+    model.graph.node.insert(0, node)
+    assert run(model, x=X)["y"].tolist() == [[7, 8, 0]]
+
+
+@pytest.mark.parametrize("size", [6, 6000])
+def test_external_data_is_read_in_place(tmp_path: Path, size: int) -> None:
+    model = parse(f"g (float[{size}] x) => (float[{size}] y) {{ y = Add (x, w) }}")
+    weight = np.arange(size, dtype=np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    path = tmp_path / "m.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="m.data", size_threshold=0)
+    assert np.array_equal(run(path, x=np.ones(size, np.float32))["y"], weight + 1)
+
+
+def test_local_functions_are_put_in_place_of_their_calls() -> None:
+    text = """
+    <ir_version: 8, opset_import: ["" : 17, "local" : 1]>
+    g (float[N, 2] x) => (float[N, 2] y) { y = local.twice_shifted <by = 3.0> (x) }
+    <domain: "local", opset_import: ["" : 17, "local" : 1]>
+    twice_shifted <by: float> (a) => (c) { b = local.twice (a) s = Constant <value_float: float = @by> () c = Add (b, s) }
+    <domain: "local", opset_import: ["" : 17]>
+    twice (a) => (b) { b = Add (a, a) }
+    """
+    assert run(onnx.parser.parse_model(text), x=X)["y"].tolist() == [[5, 5]]
+
+
+def test_overloads_of_a_function_are_told_apart() -> None:
+    model = parse("g (float[N, 2] x) => (float[N, 2] y) { y = Identity (x) }", ir=10)
+    opset = [helper.make_opsetid("", 17)]
+    for overload, op in (("a", "Neg"), ("b", "Abs")):
+        body = [helper.make_node(op, ["v"], ["r"])]
+        model.functions.append(helper.make_function("local", "f", ["v"], ["r"], body, opset, overload=overload))
+    model.opset_import.append(helper.make_opsetid("local", 1))
+    del model.graph.node[:]
+    model.graph.node.append(helper.make_node("f", ["x"], ["t"], domain="local", overload="a"))
+    model.graph.node.append(helper.make_node("f", ["t"], ["y"], domain="local", overload="b"))
+    assert run(model, x=X)["y"].tolist() == [[1, 1]]
+
+
+def test_nodes_need_no_names_and_no_order() -> None:
+    text = "g (float[N, 2] x) => (float[N, 2] y) { y = Add (b, b) b = Add (a, a) a = Neg (x) }"
+    graph = load(parse(text))
+    assert evaluate(graph, {"x": X})["y"].tolist() == [[-4, -4]]
+    assert graph["b"].origin.source is not None
+    assert graph["b"].origin.source.name == "b"
+
+
+def test_long_chain_in_reverse_order_is_read() -> None:
+    nodes = [helper.make_node("Neg", [f"t{i}"], [f"t{i + 1}"]) for i in range(3001)]
+    info = [helper.make_tensor_value_info(n, F, ["N"]) for n in ("t0", "t3001")]
+    graph = helper.make_graph(nodes[::-1], "g", info[:1], info[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    assert run(model, t0=np.ones(1, np.float32))["t3001"].tolist() == [-1]
+
+
+def test_nodes_that_no_output_needs_do_not_stand_in_the_way() -> None:
+    model = parse("g (float[N, 2] x) => (float[N, 2] y) { y = Neg (x) unused = Nonsense (x) }")
+    assert run(model, x=X)["y"].tolist() == [[-1, -1]]
+
+
+def test_domain_may_be_spelt_out_and_imports_may_be_unused() -> None:
+    model = parse("g (float[N, 2] x) => (float[N, 2] y) { y = Neg (x) }")
+    model.graph.node[0].domain = "ai.onnx"
+    model.opset_import.append(helper.make_opsetid("com.example.unused", 3))
+    assert run(model, x=X)["y"].tolist() == [[-1, -1]]
+
+
+@pytest.mark.parametrize("param", ["?", "", "-1"])
+def test_dims_without_a_name_are_told_apart(param: str) -> None:
+    model = parse("g (float[A, B] x) => (float[A, B] y) { y = Neg (x) }")
+    for d in model.graph.input[0].type.tensor_type.shape.dim:
+        if param == "-1":
+            d.dim_value = -1
+        else:
+            d.dim_param = param
+    graph = load(model)
+    assert [s.name for s in graph.symbols] == ["x_0", "x_1"]
+
+
+def test_dim_names_are_never_parsed() -> None:
+    model = parse("g (float[A] x) => (float[A] y) { y = Neg (x) }")
+    name = "floor(S*I/2) + E"
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = name
+    graph = load(model)
+    assert [s.name for s in graph.symbols] == [name]
+    assert evaluate(graph, {"x": np.ones(3, np.float32)})["y"].shape == (3,)
+
+
+def test_dims_can_be_given_sizes() -> None:
+    graph = load(parse(LINEAR), dims={"N": 5})
+    assert repr(graph["y"].type) == "f32[5, 3]"
+    with pytest.raises(Refusal, match="no symbolic dim 'M'"):
+        load(parse(LINEAR), dims={"M": 5})
+
+
+def test_sizes_that_the_model_forces_are_constraints() -> None:
+    graph = load(
+        parse("g (float[A, 2] a, float[B, 2] b, float[C, 2] c) => (float[A, 2] y) { d = Add (a, b) y = Add (d, c) }")
+    )
+    assert len(graph.symbols) == 1
+    assert len(graph.constraints) == 2
+    assert graph["y"].shape == graph["a"].shape == graph["b"].shape == graph["c"].shape
+
+
+def test_one_tensor_used_as_weight_and_as_running_mean_is_split() -> None:
+    text = """
+    g (float[N, 2] x) => (float[N, 2] y) <float[2] zeros = {0, 0}, float[2] ones = {1, 1}> {
+      n = BatchNormalization (x, ones, zeros, zeros, ones)
+      y = Add (n, zeros)
+    }"""
+    graph = load(parse(text))
+    assert {v.name for v in graph.parameters} == {"ones", "zeros"}
+    assert {v.name for v in graph.by_role("state")} == {"n.running_mean", "n.running_var"}
+    assert np.allclose(evaluate(graph, {"x": X})["y"], X, atol=1e-5)
+
+
+# ---- refusals ------------------------------------------------------------------------------------------------------------------------------
+
+
+def dangling(model: onnx.ModelProto) -> None:
+    model.graph.node[0].input[0] = "nowhere"
+
+
+def wrong_attribute(model: onnx.ModelProto) -> None:
+    model.graph.node[0].attribute.append(helper.make_attribute("colour", 1))
+
+
+def wrong_type_of_attribute(model: onnx.ModelProto) -> None:
+    model.graph.node[0].op_type = "Softmax"
+    del model.graph.node[0].input[1:]
+    model.graph.node[0].attribute.append(helper.make_attribute("axis", 1.5))
+
+
+def cycle(model: onnx.ModelProto) -> None:
+    del model.graph.node[:]
+    model.graph.node.append(helper.make_node("Add", ["x", "b"], ["y"], "one"))
+    model.graph.node.append(helper.make_node("Neg", ["y"], ["b"], "two"))
+
+
+def twice(model: onnx.ModelProto) -> None:
+    model.graph.node.append(helper.make_node("Neg", ["x"], ["y"]))
+
+
+def unknown_ops(model: onnx.ModelProto) -> None:
+    del model.graph.node[:]
+    model.graph.node.append(helper.make_node("Foo", ["x"], ["a"], "first", domain="com.example"))
+    model.graph.node.append(helper.make_node("Bar", ["x"], ["b"], "second"))
+    model.graph.node.append(helper.make_node("Add", ["a", "b"], ["y"]))
+
+
+def no_outputs(model: onnx.ModelProto) -> None:
+    del model.graph.output[:]
+
+
+def shapeless(model: onnx.ModelProto) -> None:
+    model.graph.input[0].type.tensor_type.ClearField("shape")
+
+
+def strings(model: onnx.ModelProto) -> None:
+    model.graph.input[0].type.tensor_type.elem_type = TensorProto.STRING
+
+
+def too_new(model: onnx.ModelProto) -> None:
+    model.opset_import[0].version = 999
+
+
+def short_data(model: onnx.ModelProto) -> None:
+    model.graph.initializer[0].raw_data = b"1234"
+    model.graph.initializer[0].ClearField("float_data")
+
+
+def operands_that_do_not_fit(model: onnx.ModelProto) -> None:
+    model.graph.initializer[0].dims[0] = 3
+    model.graph.initializer[0].dims[1] = 2
+
+
+def output_that_nothing_makes(model: onnx.ModelProto) -> None:
+    model.graph.output[0].name = "z"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "messages"),
+    [
+        (dangling, ["'nowhere' is not defined"]),
+        (wrong_attribute, ["no attribute 'colour'"]),
+        (wrong_type_of_attribute, ["attribute 'axis' must be INT, found FLOAT"]),
+        (cycle, ["a cycle", "'one'", "'two'"]),
+        (twice, ["'y' is made by more than one node"]),
+        (unknown_ops, ["'first'", "com.example", "'second'", "no lowering for Bar"]),
+        (no_outputs, ["no outputs"]),
+        (shapeless, ["input 'x' has no shape"]),
+        (strings, ["input 'x'", "string"]),
+        (too_new, ["operator set 999"]),
+        (short_data, ["'w'"]),
+        (operands_that_do_not_fit, ["MatMul", "f32[N, 2]", "f32[3, 2]"]),
+        (output_that_nothing_makes, ["'z'"]),
+    ],
+)
+def test_bad_model_gets_one_clear_error(spoil: Callable[[onnx.ModelProto], None], messages: list[str]) -> None:
+    model = parse(LINEAR)
+    spoil(model)
+    with pytest.raises(PullbackError) as caught:
+        load(model)
+    for message in messages:
+        assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"this is no model", "not an ONNX model"),
+        (b"", "not an ONNX model"),
+        (
+            onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {LINEAR}').SerializeToString()[:-20],
+            "ONNX model",
+        ),
+    ],
+    ids=["text", "empty", "cut short"],
+)
+def test_file_that_is_no_model_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(content)
+    with pytest.raises(Refusal, match=message):
+        load(path)
+
+
+def test_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Refusal, match="No such file"):
+        load(tmp_path / "absent.onnx")
+
+
+@pytest.mark.parametrize("location", ["../secret.bin", "/etc/hostname", "sub/../../secret.bin", "link.bin"])
+def test_external_data_outside_the_models_folder_is_refused(tmp_path: Path, location: str) -> None:
+    folder = tmp_path / "model"
+    (folder / "sub").mkdir(parents=True)
+    (tmp_path / "secret.bin").write_bytes(bytes(24))
+    (folder / "link.bin").symlink_to(tmp_path / "secret.bin")
+    model = parse("g (float[N, 2] x) => (float[N, 3] y) { y = MatMul (x, w) }")
+    tensor = model.graph.initializer.add(name="w", data_type=F, dims=[2, 3], data_location=TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value=location)
+    path = folder / "m.onnx"
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(Refusal, match="leaves the model's folder"):
+        load(path)
+
+
+@pytest.mark.parametrize(("offset", "length"), [(0, 100), (8, 24), (-4, 24)])
+def test_external_data_that_is_too_short_is_refused(tmp_path: Path, offset: int, length: int) -> None:
+    (tmp_path / "w.bin").write_bytes(bytes(24))
+    model = parse("g (float[N, 2] x) => (float[N, 3] y) { y = MatMul (x, w) }")
+    tensor = model.graph.initializer.add(name="w", data_type=F, dims=[2, 3], data_location=TensorProto.EXTERNAL)
+    for key, value in (("location", "w.bin"), ("offset", str(offset)), ("length", str(length))):
+        tensor.external_data.add(key=key, value=value)
+    path = tmp_path / "m.onnx"
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(Refusal, match=r"ends at 24 bytes"):
+        load(path)
+
+
+def test_everything_that_stands_in_the_way_is_named_at_once() -> None:
+    text = "g (float[N, 2] x) => (float[N, 2] y) { a = Foo (x) b = Bar (x) c = Neg <q = 1> (x) d = Add (a, b) y = Add (d, c) }"
+    with pytest.raises(Refusal) as caught:
+        load(parse(text))
+    assert len(caught.value.reasons) == 3
