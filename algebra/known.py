@@ -7,7 +7,7 @@ reach the graph as data.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,11 @@ class Facts:
     def tell(self, node: Value, array: np.ndarray) -> None:
         """Take a node, an input say, as known to be this array."""
         self._remember(node, array)
+
+    def forget(self, values: Iterable[Value]) -> None:
+        """Look at these again when they are next asked for, as more has been told."""
+        for v in values:
+            self._memory.pop(id(v), None)
 
     def _remember(self, node: Value, array: np.ndarray | None) -> None:
         self._memory[id(node)] = array
