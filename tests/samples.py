@@ -439,7 +439,70 @@ LOGIC = [
     *_unary("stop_gradient"), *_discrete("stop_gradient", 1, ("i64[N]", "bool[2]")),
 ]  # fmt: skip
 
-SAMPLES: tuple[Sample, ...] = (*SOURCES, *PLACING, *CONTRACTIONS, *ARITHMETIC, *LOGIC)
+
+# ---- control flow ----------------------------------------------------------------------------------------------------------------------
+
+
+def _cell(h: Value, x: Value, w: Value) -> tuple[Value, Value]:
+    """A recurrent step: the new state, and a result of its own."""
+    new = p.tanh(p.add(x, p.dot(h, w, contract=((1,), (0,)))))
+    return new, p.mul(new, h)
+
+
+def scanned(h: Value, xs: Value, w: Value, *, length: Dim, reverse: bool) -> Value:
+    """The states and results of a recurrent scan, side by side: `h[N, k]`, `xs[T, N, k]`, `w[k, k]`."""
+    slice_ = TensorType(xs.dtype, xs.shape[1:])
+    inputs = [("h", TensorType(h.dtype, h.shape)), ("x", slice_), ("w", TensorType(w.dtype, w.shape))]
+    last, ys = p.scan([h], [xs], [w], p.body_of(_cell, inputs), length=length, reverse=reverse)
+    return p.add(last, p.reduce_sum(ys, axes=(0,)))
+
+
+def counted(x: Value, *, length: Dim) -> Value:
+    """A scan without sequences, with an integer among what it carries."""
+
+    def step(i: Value, h: Value) -> list[Value]:
+        return [
+            p.add(i, p.literal(1, i64)),
+            p.add(p.sin(h), p.broadcast(p.cast(i, dtype=h.dtype), shape=h.shape, axes=())),
+        ]
+
+    body = p.body_of(step, [("i", TensorType(i64, ())), ("h", TensorType(x.dtype, x.shape))])
+    return p.scan([p.literal(0, i64), x], [], [], body, length=length)[1]
+
+
+def chosen(pred: Value, x: Value, y: Value) -> Value:
+    """`x * y` or `sin x`."""
+    inputs = [("x", TensorType(x.dtype, x.shape)), ("y", TensorType(y.dtype, y.shape))]
+    then = p.body_of(lambda x, y: [p.mul(x, y)], inputs)
+    otherwise = p.body_of(lambda x, y: [p.sin(x)], inputs)
+    return p.cond(pred, [x, y], then, otherwise)[0]
+
+
+def halved(x: Value, least: Value) -> Value:
+    """`x` halved while its sum is above `least`."""
+    inputs = [("x", TensorType(x.dtype, x.shape)), ("least", TensorType(least.dtype, ()))]
+    test = p.body_of(lambda x, least: [p.less(least, p.reduce_sum(x, axes=tuple(range(x.rank))))], inputs)
+    body = p.body_of(lambda x, least: [p.mul(x, p.number(0.5, x))], inputs)
+    return p.while_([x], [least], test, body)[0]
+
+
+CONTROL = [
+    *(
+        Row(P["scan"], (f"{h}[N,2]", f"{h}[M,N,2]", f"{h}[2,2]"), dict(length=M, reverse=way), build=scanned, also=(ONES,))
+        for way in (False, True)
+        for h in ("f64", "f32")
+    ),
+    Row(P["scan"], ("1,2", "0,1,2", "2,2"), dict(length=0, reverse=False), build=scanned),
+    Row(P["scan"], ("N,3",), dict(length=4), build=counted),
+    Row(P["scan"], ("f16[N]",), dict(length=M), build=counted, beside=("M",)),
+    Row(P["item"], ("N,3",), dict(length=2), build=counted),
+    *(Row(P["cond"], ("bool[]", "N,3", "N,3"), draw=(exactly(b), usual, usual), build=chosen) for b in (0, 1)),
+    Row(P["cond"], ("bool[]", "f32[]", "f32[]"), build=chosen),
+    Row(P["while"], ("N,3", ""), draw=(between(3.0, 4.0), between(1.0, 2.0)), build=halved, wrt=()),
+    Row(P["while"], ("f32[2]", "f32[]"), draw=(between(0.0, 0.1), between(1.0, 2.0)), build=halved, wrt=()),
+]  # fmt: skip
+
+SAMPLES: tuple[Sample, ...] = (*SOURCES, *PLACING, *CONTRACTIONS, *ARITHMETIC, *LOGIC, *CONTROL)
 
 FAILS: tuple[Fails, ...] = (
     Fails(P["add"], ("N,3", "N,4"), match="differ in shape"),
