@@ -15,11 +15,13 @@ import numpy as np
 
 from .. import primitives as p
 from ..composites import along, plus, scale, size_of, variance
+from ..dims import Dim
 from ..errors import Refusal
 from ..graph import Graph, Value, at, bind
 from ..origin import Origin, Source
 from ..passes.substitute import Make, Now, in_graph
 from ..types import DType, f32
+from .random import bernoulli
 
 __all__ = [
     "BatchNorm",
@@ -112,9 +114,25 @@ def _records(graph: Graph) -> list[BatchNorm]:
     return list(found.values())
 
 
+def _all_known(graph: Graph) -> None:
+    reasons = [
+        f"node {r.name!r} (BatchNormalization): tensor {t!r} is a constant that the graph does not know by name; batch_norm='frozen' keeps it"
+        for r in _records(graph)
+        for t in (r.x, r.scale, r.bias, r.mean, r.var)
+        if isinstance(t, str) and t not in graph
+    ]
+    if reasons:
+        raise Refusal("cannot normalise by the batch", reasons)
+
+
 def statistics_of(graph: Graph) -> tuple[str, ...]:
     """Names of the inputs that hold the running statistics of the recorded normalisations."""
-    values = [_value(graph, t) for r in _records(graph) for t in (r.mean, r.var)]
+    values = [
+        graph[t] if isinstance(t, str) else t
+        for r in _records(graph)
+        for t in (r.mean, r.var)
+        if not isinstance(t, str) or t in graph
+    ]
     return tuple(dict.fromkeys(v.params["name"] for v in values if v.primitive.name == "input"))
 
 
@@ -166,6 +184,7 @@ def training_mode(graph: Graph, *, batch_norm: str = "batch", running_variance: 
     state: dict[str, Value] = {}
     norms: dict[str, str] = {}
     if batch_norm == "batch":
+        _all_known(graph)
         for record in _records(graph):
             y = _value(graph, record.y)
             places[id(y)] = _batch_form(graph, record, y, state, running_variance)
@@ -185,9 +204,13 @@ def training_mode(graph: Graph, *, batch_norm: str = "batch", running_variance: 
             y = _value(graph, record.y)
             x = _value(graph, record.x)
             if y is not x:
-                places.setdefault(id(y), lambda now, x=x: now(x))
+                places.setdefault(id(y), _now_of(x))
     moded, _ = in_graph(graph, places)
     return TrainingMode(moded, state, norms, dropped)
+
+
+def _now_of(x: Value) -> Make:
+    return lambda now: now(x)
 
 
 # ---- batch statistics ------------------------------------------------------------------------------------------------------------------
@@ -212,23 +235,24 @@ def _batch_form(graph: Graph, record: BatchNorm, y: Value, state: dict[str, Valu
     def make(now: Now) -> Value:
         x, factor, offset = (now(_value(graph, t)) for t in (record.x, record.scale, record.bias))
         dtype = _wide(x.dtype)
-        wide, axis = _cast(x, dtype), record.axis
-        axes = tuple(a for a in range(x.rank) if a != axis)
+        wide, axis = _cast(x if x.rank > 1 else p.reshape(x, shape=(*x.shape, 1)), dtype), record.axis
+        shape = wide.shape
+        axes = tuple(a for a in range(wide.rank) if a != axis)
         mu, centred, var = variance(wide, axes)
         inverse = p.div(_cast(factor, dtype), p.sqrt(plus(var, record.epsilon)))
-        normal = p.mul(centred, along(inverse, x.shape, axes))
-        result = _cast(p.add(normal, along(_cast(offset, dtype), x.shape, axes)), y.dtype)
-        spread = _unbiased(var, [x.shape[a] for a in axes]) if running == "unbiased" else var
+        normal = p.mul(centred, along(inverse, shape, axes))
+        result = _cast(p.add(normal, along(_cast(offset, dtype), shape, axes)), y.dtype)
+        spread = _unbiased(var, [shape[a] for a in axes]) if running == "unbiased" else var
         for tensor, batch in ((record.mean, mu), (record.var, spread)):
             _update(_value(graph, tensor), now, batch, _decimal(record.momentum), state)
-        return result
+        return p.reshape(result, shape=x.shape) if x.rank < 2 else result
 
     return make
 
 
-def _unbiased(var: Value, sizes: Sequence[object]) -> Value:
+def _unbiased(var: Value, sizes: Sequence[Dim]) -> Value:
     """`var * n / max(n - 1, 1)`."""
-    n = size_of(sizes, var.dtype)  # type: ignore[arg-type]
+    n = size_of(sizes, var.dtype)
     rest = p.max(plus(n, -1), p.number(1, n))
     return p.mul(var, p.broadcast(p.div(n, rest), shape=var.shape, axes=()))
 
@@ -247,15 +271,12 @@ def _update(old: Value, now: Now, batch: Value, momentum: float, state: dict[str
 
 
 def _dropped(name: str, y: Value, ratio: float, key: tuple[Value, Value], stream: int, inner: Make | None) -> Make:
-    """`x / (1 - ratio)` where a uniform number is at least `ratio`, else 0."""
-
-    from .random import uniform
+    """`x / (1 - ratio)` with probability `1 - ratio`, else 0."""
 
     def make(now: Now) -> Value:
         x = inner(now) if inner is not None else _remade(y, now)
         with at(y.origin if y.origin.source is not None else Origin("forward", Source(name, "Dropout"))):
-            chance = uniform(*key, stream=stream, shape=x.shape)
-            kept = p.less_equal(p.number(ratio, chance), chance)
+            kept = bernoulli(*key, 1 - ratio, shape=x.shape, stream=stream)
             return p.select(kept, scale(x, 1 / (1 - ratio)), p.number(0, x))
 
     return make
