@@ -1,0 +1,183 @@
+"""Trained values put back into the inference model that they came from, node for node as it was."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
+from onnx.external_data_helper import load_external_data_for_tensor
+
+from ..algebra.errors import PullbackError, Refusal
+
+__all__ = ["opened", "restored", "written"]
+
+Split = tuple[str, str, str, int]
+"""A tensor that the reader took apart: its own name, the stored tensor's, the first output of the node that reads it, and where."""
+LARGEST = 1_900_000_000
+
+
+def opened(path: str | Path) -> ModelProto:
+    """A model with its external data."""
+    try:
+        return onnx.load(path)
+    except (OSError, ValueError) as error:
+        raise PullbackError(f"cannot read {str(path)!r}: {error}") from error
+
+
+def restored(
+    model: ModelProto, values: Mapping[str, np.ndarray], *, split: Iterable[Split] = (), base: Path | None = None
+) -> ModelProto:
+    """A copy of the model with these values in place of its stored tensors of those names.
+
+    Initializers, sparse ones and `Constant` nodes are changed where they stand, in nested graphs and functions too, where a name is the path to it.
+    """
+    new = ModelProto()
+    new.CopyFrom(model)
+    left = dict(values)
+    for own, stored, output, place in split:
+        if own in left:
+            _split_off(new.graph, own, stored, output, place)
+    _in_graph(new.graph, "", left, base)
+    for function in new.functions:
+        _in_nodes(function.node, f"{function.name}/", left, base, by_suffix=True)
+    if left:
+        raise Refusal("trained tensors that the model does not hold", [f"no stored tensor {name!r}" for name in left])
+    _load_rest(new.graph, base)
+    return new
+
+
+def written(model: ModelProto, path: str | Path) -> Path:
+    """Write a model under a temporary name and move it into place; one of over 2 GB keeps its weights beside it."""
+    target = Path(path)
+    temporary = target.with_name(f".{target.name}.tmp")
+    try:
+        if model.ByteSize() > LARGEST:
+            beside = f"{target.name}.data"
+            onnx.save_model(model, temporary, save_as_external_data=True, all_tensors_to_one_file=True, location=beside)
+        else:
+            onnx.save(model, temporary)
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return target
+
+
+def _split_off(graph: GraphProto, own: str, stored: str, output: str, place: int) -> None:
+    """Give one operand of one node a stored tensor of its own."""
+    source = next((t for t in graph.initializer if t.name == stored), None)
+    if source is None:
+        source = next(
+            (
+                a.t
+                for n in graph.node
+                if n.op_type == "Constant" and n.output[0] == stored
+                for a in n.attribute
+                if a.name == "value"
+            ),
+            None,
+        )
+    node = next((n for n in graph.node if n.output and n.output[0] == output), None)
+    if source is None or node is None:
+        return
+    mine = copy.deepcopy(source)
+    mine.name = own
+    graph.initializer.append(mine)
+    node.input[place] = own
+
+
+def _in_graph(graph: GraphProto, prefix: str, left: dict[str, np.ndarray], base: Path | None) -> None:
+    for tensor in graph.initializer:
+        if (found := _take(left, prefix, tensor.name)) is not None:
+            _replace(tensor, found, base)
+    dense = [s for s in graph.sparse_initializer if prefix + s.values.name in left]
+    for sparse in dense:
+        graph.initializer.append(numpy_helper.from_array(left.pop(prefix + sparse.values.name), sparse.values.name))
+        graph.sparse_initializer.remove(sparse)
+    _in_nodes(graph.node, prefix, left, base)
+
+
+def _take(left: dict[str, np.ndarray], prefix: str, name: str, by_suffix: bool = False) -> np.ndarray | None:
+    if prefix + name in left:
+        return left.pop(prefix + name)
+    if by_suffix:
+        hits = [full for full in left if full == name or full.endswith((f"/{name}", f"_{name}"))]
+        if len(hits) == 1:
+            return left.pop(hits[0])
+    return None
+
+
+def _in_nodes(
+    nodes: Sequence[NodeProto], prefix: str, left: dict[str, np.ndarray], base: Path | None, by_suffix: bool = False
+) -> None:
+    for node in nodes:
+        if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+            if (found := _take(left, prefix, node.output[0], by_suffix)) is not None:
+                _replace_constant(node, found, base)
+            continue
+        for attribute in node.attribute:
+            graphs = {AttributeProto.GRAPH: [attribute.g], AttributeProto.GRAPHS: list(attribute.graphs)}.get(
+                attribute.type, []
+            )
+            for graph in graphs:
+                for path in _paths(node, attribute):
+                    _in_graph(graph, f"{prefix}{path}/", left, base)
+
+
+def _paths(node: NodeProto, attribute: AttributeProto) -> Iterator[str]:
+    """The paths under which a nested graph's tensors may be known."""
+    name = node.name or next(iter(filter(None, node.output)), node.op_type)
+    yield f"{name}/{attribute.name}"
+    yield f"{name}.{attribute.name}"
+    yield name
+
+
+def _replace_constant(node: NodeProto, value: np.ndarray, base: Path | None) -> None:
+    (attribute,) = node.attribute
+    if attribute.name == "value":
+        _replace(attribute.t, value, base)
+        return
+    del node.attribute[:]
+    node.attribute.append(onnx.helper.make_attribute("value", numpy_helper.from_array(value)))
+
+
+def _replace(tensor: TensorProto, value: np.ndarray, base: Path | None) -> None:
+    """The tensor's data replaced, its form kept where that is `raw_data` or typed fields."""
+    if tuple(tensor.dims) != value.shape:
+        raise PullbackError(f"{tensor.name!r} has shape {list(tensor.dims)}, the trained value {list(value.shape)}")
+    fresh = numpy_helper.from_array(np.ascontiguousarray(value), tensor.name)
+    if fresh.data_type != tensor.data_type:
+        found = TensorProto.DataType.Name(fresh.data_type)
+        raise PullbackError(
+            f"{tensor.name!r} is {TensorProto.DataType.Name(tensor.data_type)}, the trained value {found}"
+        )
+    fresh.doc_string = tensor.doc_string
+    fresh.metadata_props.extend(tensor.metadata_props)
+    tensor.CopyFrom(fresh)
+
+
+def _load_rest(graph: GraphProto, base: Path | None) -> None:
+    """Bring external data in, so that the written model is whole wherever it goes."""
+    for tensor in _tensors(graph):
+        if tensor.data_location == TensorProto.EXTERNAL:
+            if base is None:
+                raise PullbackError(f"tensor {tensor.name!r} lies in external data, but the model's folder is unknown")
+            load_external_data_for_tensor(tensor, str(base))
+            tensor.data_location = TensorProto.DEFAULT
+            del tensor.external_data[:]
+
+
+def _tensors(graph: GraphProto) -> Iterator[TensorProto]:
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield sparse.values
+        yield sparse.indices
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.TENSOR:
+                yield attribute.t
+            elif attribute.type == AttributeProto.GRAPH:
+                yield from _tensors(attribute.g)
