@@ -1,0 +1,179 @@
+"""The generated tables: `python -m pullback.docs.generate` writes docs/tables/*.md anew; a test holds them against the code."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from ..algebra import primitives as p
+from ..algebra.calculus.kinks import KINKS
+from ..algebra.training.losses import LOSSES
+from ..algebra.training.optimizers import OPTIMIZERS
+from ..backends.onnx_export.tables import ALLOWED
+from ..backends.onnx_export.targets import TARGETS
+from ..frontends.onnx_import.coverage import coverage
+
+__all__ = ["TABLES"]
+
+FOLDER = Path(__file__).with_name("tables")
+NOTE = "Generated from the code by `python -m pullback.docs.generate`.\n"
+
+
+def _cell(text: object) -> str:
+    return " ".join(str(text).split()).replace("|", "\\|")
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
+    lines += [f"| {' | '.join(map(_cell, row))} |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def operators() -> str:
+    """Every operator in one of four states."""
+    rows = coverage()
+    counts = ", ".join(f"{n} {state}" for state, n in Counter(r.state for r in rows).items())
+    parts = [f"# Operators\n\n{NOTE}\n{counts}.\n"]
+    for domain in dict.fromkeys(r.domain for r in rows):
+        parts.append(f"\n## {domain or 'ai.onnx'}\n\n")
+        body = [
+            (f"`{r.op_type}`", ", ".join(map(str, r.since)), r.state, f"`{r.formula}`" if r.formula else "", r.reason)
+            for r in rows
+            if r.domain == domain
+        ]
+        parts.append(_table(("operator", "lowerings since", "state", "formula", "reason"), body))
+    return "".join(parts)
+
+
+def _rule(rule: object) -> str:
+    """A VJP rule as its source says it."""
+    if isinstance(rule, p.NoGrad):
+        return f"none: {rule.reason}"
+    if isinstance(rule, p.Each):
+        rule = rule.rule
+    if isinstance(rule, p.Joint):
+        rule = rule.rule
+    assert callable(rule)
+    if rule.__name__ != "<lambda>":  # type: ignore[attr-defined]
+        first = (inspect.getdoc(rule) or "").split("\n")[0]
+        return first or f"`{rule.__name__}`"  # type: ignore[attr-defined]
+    return "`" + _lambda_body(rule) + "`"
+
+
+def _lambda_body(rule: Callable[..., object]) -> str:
+    """The text of a one-line rule after its colon, cut where its brackets close."""
+    source = inspect.getsource(rule)
+    code = rule.__code__
+    names = ", ".join(code.co_varnames[: code.co_argcount])
+    start = source.find(f"lambda {names}")
+    rank = next((i for i, r in enumerate(_lambdas(source)) if r[0] == code.co_varnames[: code.co_argcount]), 0)
+    found = _lambdas(source[start:])
+    wanted = [body for arguments, body in found if arguments == code.co_varnames[: code.co_argcount]]
+    same = [body for body in wanted if _compiled_alike(rule, code, body)]
+    return (same or wanted or [found[rank][1]])[0]
+
+
+def _compiled_alike(rule: Callable[..., object], code: object, body: str) -> bool:
+    arguments = inspect.signature(rule)
+    text = f"lambda {', '.join(_argument(a) for a in arguments.parameters.values())}: {body}"
+    made = eval(text, rule.__globals__)  # type: ignore[attr-defined]  # the project's own source, to tell two rules on one line apart
+    return bool(made.__code__.co_code == code.co_code and made.__code__.co_names == code.co_names)  # type: ignore[attr-defined]
+
+
+def _argument(parameter: inspect.Parameter) -> str:
+    return f"*, {parameter.name}" if parameter.kind is parameter.KEYWORD_ONLY else parameter.name
+
+
+def _lambdas(source: str) -> list[tuple[tuple[str, ...], str]]:
+    """Arguments and body of each lambda in a text."""
+    found = []
+    at = source.find("lambda ")
+    while at >= 0:
+        head, colon = at + len("lambda "), source.index(":", at)
+        arguments = tuple(a.strip() for a in source[head:colon].split(",") if a.strip() not in ("*", ""))
+        depth, end = 0, colon + 1
+        while end < len(source):
+            c = source[end]
+            if c in "([{":
+                depth += 1
+            elif c in ")]}":
+                depth -= 1
+            if depth < 0 or (depth == 0 and c == ","):
+                break
+            end += 1
+        found.append((arguments, " ".join(source[colon + 1 : end].split())))
+        at = source.find("lambda ", end)
+    return found
+
+
+def primitives() -> str:
+    """Every primitive with its VJPs."""
+    rows = []
+    for primitive in p.PRIMITIVES:
+        rules = primitive.vjp if isinstance(primitive.vjp, tuple) else (primitive.vjp,)
+        rows.append((f"`{primitive.name}`", primitive.formula, "; ".join(map(_rule, rules)) or "a source: no operands"))
+    head = "`ct` is the cotangent of the result `y` (or `z`), `x`, `y` the operands.\n"
+    return f"# Primitives\n\n{NOTE}\n{head}\n" + _table(("primitive", "meaning", "VJP of each operand"), rows)
+
+
+def losses() -> str:
+    """Every loss with its options."""
+    rows = []
+    for loss in dict.fromkeys(LOSSES.values()):
+        names = ", ".join(f"`{n}`" for n in (loss.name, *loss.aliases))
+        options = ", ".join(f"`{k}={v!r}`" for k, v in loss.options.items())
+        rows.append((names, loss.formula, ", ".join(loss.outputs), options, loss.reference))
+    return f"# Losses\n\n{NOTE}\n" + _table(("loss", "formula", "model outputs", "options", "source"), rows)
+
+
+def optimizers() -> str:
+    """Every optimizer with its options."""
+    rows = []
+    for name, cls in OPTIMIZERS.items():
+        options = ", ".join(f"`{f.name}={f.default!r}`" for f in fields(cls))
+        rows.append((f"`{name}`", cls.formula, options, cls.reference))
+    return f"# Optimizers\n\n{NOTE}\n" + _table(("optimizer", "update", "options", "source"), rows)
+
+
+def targets() -> str:
+    """What each target takes."""
+    rows = [(t.name, t.measured, t.opset, t.embed, t.scatter) for t in TARGETS.values()]
+    return f"# Targets\n\n{NOTE}\n" + _table(
+        ("target", "measured on", "opset", "values in the file", "scatter-add as"), rows
+    )
+
+
+def allowed() -> str:
+    """The operators of the explicit profile."""
+    rows = [(f"`{op}`", why) for op, why in ALLOWED.items()]
+    return f"# Operators of the explicit profile\n\n{NOTE}\n{len(rows)} operators.\n\n" + _table(
+        ("operator", "for"), rows
+    )
+
+
+def kinks() -> str:
+    """What a derivative is where the mathematics leaves a choice."""
+    rows = [(k.where, k.choice, k.source) for k in KINKS]
+    return f"# Kinks and ties\n\n{NOTE}\n" + _table(("where", "choice", "as"), rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "operators": operators,
+    "primitives": primitives,
+    "losses": losses,
+    "optimizers": optimizers,
+    "targets": targets,
+    "allowed": allowed,
+    "kinks": kinks,
+}
+"""The tables by the name of their file."""
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    for name, make in TABLES.items():
+        (FOLDER / f"{name}.md").write_text(make())
+        print(f"wrote {FOLDER / name}.md")
