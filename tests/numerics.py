@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
 from pullback.algebra import primitives as p
 from pullback.algebra.calculus.vjp import vjp
 from pullback.algebra.evaluate import evaluate
-from pullback.algebra.graph import Graph, building
+from pullback.algebra.graph import Graph, Value, building
 from pullback.algebra.text import show
+from pullback.algebra.types import DType, TensorType, TupleType
 
 Arrays = Mapping[str, np.ndarray]
+
+
+def every_node(graph: Graph) -> Iterator[Value]:
+    """The nodes of a graph and of the graphs nested in it."""
+    for node in graph.nodes:
+        yield node
+        for value in node.params.values():
+            if isinstance(value, Graph):
+                yield from every_node(value)
+
+
+def tensors(node: Value) -> tuple[TensorType, ...]:
+    """The types of a node's results."""
+    return node.type.items if isinstance(node.type, TupleType) else (node.type,)
+
+
+def floating_dtypes(graph: Graph) -> set[DType]:
+    """The floating dtypes of all results inside a graph."""
+    return {t.dtype for node in every_node(graph) for t in tensors(node) if t.dtype.floating}
 
 
 def slope(f: Callable[[float], float], step: float = 1e-3) -> float:

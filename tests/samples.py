@@ -12,6 +12,7 @@ import numpy as np
 from pullback.algebra import primitives as p
 from pullback.algebra.dims import Dim, ceildiv, dim, dmax, evaluate, floordiv, mod, parse
 from pullback.algebra.graph import Constant, Graph, Value, building
+from pullback.algebra.primitives.control import body_of
 from pullback.algebra.types import DTYPES, DType, TensorType, bf16, bool_, f16, f32, f64, i32, i64, tensor, u8
 
 Draw = Callable[[np.random.Generator, tuple[int, ...], DType, Mapping[str, int]], np.ndarray]
