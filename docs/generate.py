@@ -59,54 +59,21 @@ def _rule(rule: object) -> str:
     assert callable(rule)
     if rule.__name__ != "<lambda>":  # type: ignore[attr-defined]
         first = (inspect.getdoc(rule) or "").split("\n")[0]
-        return first or f"`{rule.__name__}`"  # type: ignore[attr-defined]
+        assert first, f"{rule} needs a docstring: its first line stands in the table of primitives"
+        return first
     return "`" + _lambda_body(rule) + "`"
 
 
 def _lambda_body(rule: Callable[..., object]) -> str:
-    """The text of a one-line rule after its colon, cut where its brackets close."""
-    source = inspect.getsource(rule)
-    code = rule.__code__
-    names = ", ".join(code.co_varnames[: code.co_argcount])
-    start = source.find(f"lambda {names}")
-    rank = next((i for i, r in enumerate(_lambdas(source)) if r[0] == code.co_varnames[: code.co_argcount]), 0)
-    found = _lambdas(source[start:])
-    wanted = [body for arguments, body in found if arguments == code.co_varnames[: code.co_argcount]]
-    same = [body for body in wanted if _compiled_alike(rule, code, body)]
-    return (same or wanted or [found[rank][1]])[0]
-
-
-def _compiled_alike(rule: Callable[..., object], code: object, body: str) -> bool:
-    arguments = inspect.signature(rule)
-    text = f"lambda {', '.join(_argument(a) for a in arguments.parameters.values())}: {body}"
-    made = eval(text, rule.__globals__)  # type: ignore[attr-defined]  # the project's own source, to tell two rules on one line apart
-    return bool(made.__code__.co_code == code.co_code and made.__code__.co_names == code.co_names)  # type: ignore[attr-defined]
-
-
-def _argument(parameter: inspect.Parameter) -> str:
-    return f"*, {parameter.name}" if parameter.kind is parameter.KEYWORD_ONLY else parameter.name
-
-
-def _lambdas(source: str) -> list[tuple[tuple[str, ...], str]]:
-    """Arguments and body of each lambda in a text."""
-    found = []
-    at = source.find("lambda ")
-    while at >= 0:
-        head, colon = at + len("lambda "), source.index(":", at)
-        arguments = tuple(a.strip() for a in source[head:colon].split(",") if a.strip() not in ("*", ""))
-        depth, end = 0, colon + 1
-        while end < len(source):
-            c = source[end]
-            if c in "([{":
-                depth += 1
-            elif c in ")]}":
-                depth -= 1
-            if depth < 0 or (depth == 0 and c == ","):
-                break
-            end += 1
-        found.append((arguments, " ".join(source[colon + 1 : end].split())))
-        at = source.find("lambda ", end)
-    return found
+    """The source of a lambda's body: where its last instruction, the return, says that it stands."""
+    line, end_line, column, end_column = list(rule.__code__.co_positions())[-1]
+    assert line is not None and end_line is not None and column is not None and end_column is not None
+    file = inspect.getsourcefile(rule)
+    assert file is not None
+    lines = Path(file).read_bytes().splitlines()[line - 1 : end_line]
+    lines[-1] = lines[-1][:end_column]
+    lines[0] = lines[0][column:]
+    return " ".join(b" ".join(lines).decode().split())
 
 
 def primitives() -> str:

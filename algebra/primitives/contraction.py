@@ -73,6 +73,7 @@ def _arranged(value: Value, order: Axes) -> Value:
 
 
 def _dot_vjp_x(ct: Value, z: Value, x: Value, y: Value, *, contract: Pair, batch: Pair) -> Value:
+    """`dot(ct, y)` over the free axes of y, in the order of x's axes."""
     (cx, cy), (bx, by) = contract, batch
     fx, fy = free_axes(x.rank, cx, bx), free_axes(y.rank, cy, by)
     ct_fy = tuple(range(len(bx) + len(fx), len(bx) + len(fx) + len(fy)))
@@ -81,6 +82,7 @@ def _dot_vjp_x(ct: Value, z: Value, x: Value, y: Value, *, contract: Pair, batch
 
 
 def _dot_vjp_y(ct: Value, z: Value, x: Value, y: Value, *, contract: Pair, batch: Pair) -> Value:
+    """`dot(x, ct)` over the free axes of x, in the order of y's axes."""
     (cx, cy), (bx, by) = contract, batch
     fx, fy = free_axes(x.rank, cx, bx), free_axes(y.rank, cy, by)
     ct_fx = tuple(range(len(bx), len(bx) + len(fx)))

@@ -157,6 +157,7 @@ def _pow_vjp_exponent(ct: Value, z: Value, x: Value, y: Value) -> Value:
 
 
 def _cast_vjp(ct: Value, y: Value, x: Value, *, dtype: DType) -> Value | NoGrad:
+    """`ct` cast back; nothing where either dtype is discrete."""
     if not (dtype.floating and x.dtype.floating):
         return NoGrad("casts between floating and discrete dtypes are piecewise constant")
     return p.cast(ct, dtype=x.dtype)
@@ -183,10 +184,12 @@ def _scaled(ct: Value, factor: float, value: Value) -> Value:
 
 
 def _select_vjp_x(ct: Value, z: Value, c: Value, x: Value, y: Value) -> Value:
+    """`ct` where `c`, else 0."""
     return p.select(c, ct, p.number(0, ct))
 
 
 def _select_vjp_y(ct: Value, z: Value, c: Value, x: Value, y: Value) -> Value:
+    """0 where `c`, else `ct`."""
     return p.select(c, p.number(0, ct), ct)
 
 

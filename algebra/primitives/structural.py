@@ -96,6 +96,7 @@ def _np_broadcast(x: np.ndarray, *, shape: tuple[int, ...], axes: tuple[int, ...
 
 
 def _broadcast_vjp(ct: Value, y: Value, x: Value, *, shape: Shape, axes: tuple[int, ...]) -> Value:
+    """The sum over the axes along which x was repeated."""
     return p.reduce_sum(ct, axes=tuple(i for i in range(len(shape)) if i not in axes))
 
 
@@ -114,6 +115,7 @@ def _transpose_type(x: TensorType, *, perm: tuple[int, ...]) -> TensorType:
 
 
 def _transpose_vjp(ct: Value, y: Value, x: Value, *, perm: tuple[int, ...]) -> Value:
+    """The axes permuted back."""
     return p.transpose(ct, perm=tuple(perm.index(i) for i in range(len(perm))))
 
 
@@ -171,6 +173,7 @@ def _slice_type(x: TensorType, *, start: Shape, limit: Shape, stride: tuple[int,
 
 
 def _slice_vjp(ct: Value, y: Value, x: Value, *, start: Shape, limit: Shape, stride: tuple[int, ...]) -> Value:
+    """Zeros of the operand's shape with `ct` at the places that the slice took."""
     spans = [_pad_extent(n, k - 1) for n, k in zip(y.shape, stride, strict=True)]
     high = tuple(d - s - span for d, s, span in zip(x.shape, start, spans, strict=True))
     return p.pad(ct, low=start, high=high, interior=tuple(k - 1 for k in stride))
@@ -224,6 +227,7 @@ def _np_pad(
 def _pad_vjp(
     ct: Value, y: Value, x: Value, *, low: Shape, high: Shape, interior: tuple[int, ...], value: float
 ) -> Value:
+    """The places of the operand, sliced out."""
     limit = tuple(simplest(l + _pad_extent(n, i)) for l, n, i in zip(low, x.shape, interior, strict=True))
     return p.slice(ct, start=low, limit=limit, stride=tuple(i + 1 for i in interior))
 
@@ -242,6 +246,7 @@ def _concat_type(*xs: TensorType, axis: int) -> TensorType:
 
 
 def _concat_vjp(ct: Value, y: Value, *xs: Value, at: int, axis: int) -> Value:
+    """The operand's own piece of `ct`."""
     before = simplest(sum((x.shape[axis] for x in xs[:at]), start=0))
     start = tuple(before if i == axis else 0 for i in range(y.rank))
     limit = tuple(simplest(before + d) if i == axis else d for i, d in enumerate(xs[at].shape))
@@ -363,6 +368,7 @@ def _window_vjp(
     strides: tuple[int, ...],
     dilations: tuple[int, ...],
 ) -> Value:
+    """`fold` of `ct`: each patch added back where it was taken."""
     extents = tuple(x.shape[a] for a in axes)
     return p.fold(ct, axes=axes, strides=strides, dilations=dilations, extents=extents)
 
@@ -414,6 +420,7 @@ def _fold_vjp(
     dilations: tuple[int, ...],
     extents: Shape,
 ) -> Value:
+    """`window` of `ct`: the patches at the places where they were added."""
     return p.window(ct, axes=axes, sizes=x.shape[y.rank :], strides=strides, dilations=dilations)
 
 
