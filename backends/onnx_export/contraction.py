@@ -331,6 +331,9 @@ def _scatter_add(e: Emission, v: Value) -> View:
 
 
 def _scatter_nd(ops: Ops, updates: Tensor, indices: Tensor, shape: Sequence[Dim]) -> Tensor:
+    via = ops.target.detour("ScatterND", updates.dtype)
+    if via is not None:
+        return ops.cast(_scatter_nd(ops, ops.cast(updates, via), indices, shape), updates.dtype)
     zeros = ops.expand(ops.number(0, updates.dtype), tuple(shape))
     places = ops.unsqueeze(indices, [indices.rank])
     return ops.program.op("ScatterND", (zeros, places, updates), updates.dtype, tuple(shape), reduction="add")

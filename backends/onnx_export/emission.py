@@ -25,6 +25,7 @@ class Emission:
         self.pinned = pinned
         self.users = users
         self.views: dict[int, View] = {}
+        self.results: dict[int, tuple[View, ...]] = {}  # of nodes with several
 
     def view(self, value: Value) -> View:
         return self.views[id(value)]

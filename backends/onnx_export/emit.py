@@ -53,9 +53,9 @@ def emit(graph: Graph, *, profile: str = "explicit", target: str = "onnxruntime"
     opset = opset or chosen.opset
     _refuse(graph, chosen, opset)
     if profile == "native":
-        from .native import raise_groups
+        from .native import raise_operators
 
-        graph = raise_groups(graph, chosen, opset)
+        graph = raise_operators(graph)
     return _Walk(graph, chosen, embed, opset).run()
 
 
@@ -102,7 +102,11 @@ class _Walk:
         for v in self.graph.nodes:
             if v.primitive.name != "input":
                 self.program.serving = v
-                self.emission.views[id(v)] = EMIT[v.primitive.name](self.emission, v)
+                emitted = EMIT[v.primitive.name](self.emission, v)
+                if isinstance(emitted, tuple):
+                    self.emission.results[id(v)] = emitted
+                else:
+                    self.emission.views[id(v)] = emitted
         outputs = self._leave()
         ops = needed(self.program.ops, list(outputs.values()))
         tensors = self._name(ops, outputs)

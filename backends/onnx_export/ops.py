@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...algebra.dims import Dim, Shape, at_least, ceildiv, equal, is_static, product, simplest
+from ...algebra.dims import Dim, Shape, at_least, ceildiv, equal, is_static, is_zero, product, simplest
 from ...algebra.errors import InconclusiveDim
 from ...algebra.types import DType, bool_, f32, i64
 from .program import Program, Tensor
@@ -129,6 +129,8 @@ class Ops:
         shape = tuple(map(simplest, shape))
         if same_dims(x.shape, shape):
             return x
+        if any(is_zero(d) for d in shape):  # no elements: Reshape reads 0 as a size to copy
+            return self.expand(self.number(0, x.dtype), shape)
         if x.op is not None and x.op.type in ("Reshape", "Unsqueeze", "Squeeze"):
             before = x.op.inputs[0]
             assert before is not None

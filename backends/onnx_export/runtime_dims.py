@@ -9,7 +9,7 @@ import sympy
 
 from ...algebra.dims import Dim, DimMax, DimMin, FloorDiv, Mod, at_least, show, simplest
 from ...algebra.errors import InconclusiveDim, PullbackError
-from ...algebra.graph import Graph
+from ...algebra.graph import Graph, Value
 from ...algebra.types import i64
 from .program import Program, Tensor
 
@@ -28,23 +28,28 @@ class RuntimeDims:
         self._memory: dict[Dim, Tensor] = {}
 
     def read_from(self, graph: Graph, tensors: Mapping[str, Tensor]) -> None:
-        """Note where each symbol can be read: an axis that is the symbol itself, else one that is `a * symbol + b`."""
+        """Note where each symbol can be read: an axis that is the symbol itself, else one that is linear in it, the rest known."""
 
-        def rank(v: object) -> int:
-            role = v.params["role"]  # type: ignore[attr-defined]
+        def rank(v: Value) -> int:
+            role = v.params["role"]
             return _PREFERRED.index(role) if role in _PREFERRED else len(_PREFERRED)
 
-        inputs = sorted((v for v in graph.inputs if v.params["role"] != "frozen"), key=rank)
-        for plain in (True, False):
-            for v in inputs:
-                for axis, d in enumerate(v.shape):
-                    if isinstance(d, int):
-                        continue
-                    for symbol in d.free_symbols:
-                        if symbol in self._sources or (d == symbol) is not plain:
-                            continue
-                        if plain or _linear(d, symbol) is not None:
-                            self._sources[symbol] = (tensors[v.params["name"]], axis, d)
+        inputs = sorted((v for v in graph.inputs if tensors[v.params["name"]].constant is None), key=rank)
+        later: list[tuple[Tensor, int, sympy.Expr]] = []
+        for v in inputs:
+            for axis, d in enumerate(v.shape):
+                if isinstance(d, sympy.Symbol):
+                    self._sources.setdefault(d, (tensors[v.params["name"]], axis, d))
+                elif not isinstance(d, int):
+                    later.append((tensors[v.params["name"]], axis, d))
+        found = True
+        while found:
+            found = False
+            for tensor, axis, d in later:
+                unknown = [s for s in d.free_symbols if s not in self._sources]
+                if len(unknown) == 1 and _linear(d, unknown[0]) is not None:
+                    self._sources[unknown[0]] = (tensor, axis, d)
+                    found = True
 
     def can_read(self, symbol: sympy.Symbol) -> bool:
         """Whether some input tells the size."""
@@ -145,9 +150,9 @@ class RuntimeDims:
         if d == symbol:
             return size
         slope, offset = _linear(d, symbol) or (1, 0)
-        if not (isinstance(offset, int) and offset == 0):
+        if not _is(offset, 0):
             size = self._binary("Sub", size, self.vector(offset))
-        return size if slope == 1 else self._binary("Div", size, self.vector(slope))
+        return size if _is(slope, 1) else self._binary("Div", size, self.vector(slope))
 
     def _size(self, tensor: Tensor, axis: int) -> Tensor:
         if self._opset >= 15:
@@ -157,14 +162,15 @@ class RuntimeDims:
         return self._program.op("Gather", (shape, at), i64, (1,), axis=0)
 
 
-def _linear(d: sympy.Expr, symbol: sympy.Symbol) -> tuple[int, int] | None:
-    """`(a, b)` where `d` is `a * symbol + b` with ints."""
-    if d.free_symbols != {symbol} or any(f.has(symbol) for f in d.atoms(FloorDiv, Mod, DimMax, DimMin)):
+def _linear(d: sympy.Expr, symbol: sympy.Symbol) -> tuple[Dim, Dim] | None:
+    """`(a, b)` where `d` is `a * symbol + b` and neither holds the symbol."""
+    if any(f.has(symbol) for f in d.atoms(FloorDiv, Mod, DimMax, DimMin)) or sympy.degree(d, symbol) != 1:
         return None
-    if sympy.degree(d, symbol) != 1:
-        return None
-    slope, offset = d.coeff(symbol, 1), d.coeff(symbol, 0)
-    return (int(slope), int(offset)) if slope.is_Integer and offset.is_Integer else None
+    return simplest(d.coeff(symbol, 1)), simplest(d.coeff(symbol, 0))
+
+
+def _is(d: Dim, value: int) -> bool:
+    return isinstance(d, int) and d == value
 
 
 def _not_negative(d: Dim) -> bool:

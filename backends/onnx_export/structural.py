@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ...algebra.dims import Dim, Shape, is_one, is_zero, product, simplest
-from ...algebra.errors import PullbackError
 from ...algebra.graph import Value
+from ...algebra.types import TupleType
 from .emission import Emission
 from .ops import known_at_least, same
 from .program import Tensor
@@ -150,10 +150,20 @@ def _concat(e: Emission, v: Value) -> View:
 
 
 def _item(e: Emission, v: Value) -> View:
-    raise PullbackError(f"{v!r} is the result of a node that has no emission")
+    return e.results[id(v.operands[0])][v.params["index"]]
 
 
-STRUCTURAL: dict[str, Callable[[Emission, Value], View]] = {
+def _raised(e: Emission, v: Value) -> View | tuple[View, ...]:
+    """A node that is one ONNX operator already (of the native profile)."""
+    inputs = [e.tensor(o) for o in v.operands]
+    types = v.type.items if isinstance(v.type, TupleType) else (v.type,)
+    results = [(t.dtype, t.shape) for t in types]
+    tensors = e.ops.program.many(v.params["op"], inputs, results, **dict(v.params["attributes"]))
+    views = tuple(map(whole, tensors))
+    return views if isinstance(v.type, TupleType) else views[0]
+
+
+STRUCTURAL: dict[str, Callable[[Emission, Value], View | tuple[View, ...]]] = {
     "input": _input,
     "literal": _literal,
     "dim": _dim,
@@ -166,6 +176,7 @@ STRUCTURAL: dict[str, Callable[[Emission, Value], View]] = {
     "pad": _pad,
     "concat": _concat,
     "item": _item,
+    "onnx": _raised,
 }
 
 _ = Sequence

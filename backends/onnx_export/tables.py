@@ -14,7 +14,7 @@ from .windows import WINDOWS
 
 __all__ = ["ALLOWED", "EMIT"]
 
-EMIT: dict[str, Callable[[Emission, Value], View]] = {**STRUCTURAL, **CONTRACTION, **WINDOWS, **ELEMENTWISE}
+EMIT: dict[str, Callable[[Emission, Value], View | tuple[View, ...]]] = {**STRUCTURAL, **CONTRACTION, **WINDOWS, **ELEMENTWISE}
 
 # The operators that the explicit profile is written in, and why each is there.
 ALLOWED: dict[str, str] = {

@@ -55,6 +55,7 @@ ORT_DETOURS = _each(
         "ArgMax": {i64: f64, i16: i32, u16: i32, u32: f64},
         "CumSum": {**_UNSIGNED, **_SMALL},
         "MatMul": {**_SMALL},
+        "ScatterND": {f16: f32},
         "Pad": {i16: i32, u16: i32},
         "TopK": {u64: f64, u32: i64, u16: i32, bf16: f32},
     }
