@@ -148,11 +148,11 @@ class Signature:
         return {e.parameter or e.name: e.name for e in self.outputs_of("update")}
 
     @property
-    def slots(self) -> dict[str, dict[str, str]]:
-        """Parameter -> slot word -> the input that holds it."""
-        found: dict[str, dict[str, str]] = {}
+    def slots(self) -> dict[str, list[str]]:
+        """Parameter -> the inputs that hold its slots, in the optimizer's order."""
+        found: dict[str, list[str]] = {}
         for e in self.inputs_of("slot"):
-            found.setdefault(e.parameter or "", {})[e.slot or e.name] = e.name
+            found.setdefault(e.parameter or "", []).append(e.name)
         return found
 
     @property

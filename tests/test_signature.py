@@ -63,7 +63,7 @@ def test_conveniences_are_by_parameter() -> None:
     s = Signature.of(little())
     assert s.parameters == ("w",)
     assert s.updates == {"w": "new_w"}
-    assert s.slots == {"w": {"exp_avg": "exp_avg_w"}}
+    assert s.slots == {"w": ["exp_avg_w"]}
     assert s.carried == {"new_w": "w", "new_exp_avg_w": "exp_avg_w", "new_step": "step"}
 
 
