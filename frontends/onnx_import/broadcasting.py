@@ -10,7 +10,7 @@ from ...algebra.errors import DimError
 from ...algebra.graph import Value
 from .context import require_equal
 
-__all__ = ["broadcast_shapes", "broadcast_to", "together"]
+__all__ = ["broadcast_shapes", "broadcast_to", "legacy", "together"]
 
 
 def broadcast_shapes(*shapes: Sequence[Dim]) -> Shape:
@@ -50,3 +50,14 @@ def together(*xs: Value) -> tuple[Value, ...]:
     """Operands broadcast to their common shape."""
     shape = broadcast_shapes(*(x.shape for x in xs))
     return tuple(broadcast_to(x, shape) for x in xs)
+
+
+def legacy(a: Value, b: Value, broadcast: int, axis: int | None) -> tuple[Value, Value]:
+    """Operands as operator sets below 7 broadcast them: `b` onto a run of the axes of `a` that starts at `axis`, by default its last ones."""
+    if not broadcast:
+        return together(a, b) if a.rank == b.rank else (a, b)
+    start = a.rank - b.rank if axis is None else axis + (a.rank if axis < 0 else 0)
+    after = a.rank - b.rank - start
+    if start < 0 or after < 0:
+        raise DimError(f"cannot broadcast {b.type!r} onto {a.type!r} from axis {start}")
+    return a, broadcast_to(p.reshape(b, shape=(*b.shape, *(1,) * after)), a.shape)

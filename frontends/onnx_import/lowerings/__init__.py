@@ -1,5 +1,31 @@
 """The lowerings, a family a file. Importing this package fills the table."""
 
-from . import activation, basic, control, convolution, normalization, pooling, recurrent
+from . import (
+    activation,
+    control,
+    convolution,
+    index,
+    logic,
+    math,
+    normalization,
+    pooling,
+    recurrent,
+    reduction,
+    sequence,
+    shape,
+)
 
-__all__ = ["activation", "basic", "control", "convolution", "normalization", "pooling", "recurrent"]
+__all__ = [
+    "activation",
+    "control",
+    "convolution",
+    "index",
+    "logic",
+    "math",
+    "normalization",
+    "pooling",
+    "recurrent",
+    "reduction",
+    "sequence",
+    "shape",
+]
