@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ml_dtypes
+import numpy as np
 
 from .. import primitives as p
 from ..composites import along, log_softmax, one_hot, plus, relu, scale, sigmoid, softmax, square, sub
@@ -88,8 +89,9 @@ def cross_entropy(input: Value, target: Value, *, weight: Number | None = None, 
     scored = log_p if weight is None else p.mul(per_class(weight, input, axis), log_p)
     hard = p.neg(_picked(scored, chosen, axis))
     soft = divided(p.neg(p.reduce_sum(scored, axes=(axis,))), input.shape[axis])
-    mixed = p.add(scale(hard, 1 - label_smoothing), scale(soft, label_smoothing))
-    return _mean_of_rows(p.select(kept, mixed, p.number(0, mixed)), weights, reduction)
+    zero = p.number(0, hard)
+    hard, soft = (_mean_of_rows(p.select(kept, v, zero), weights, reduction) for v in (hard, soft))
+    return p.add(scale(hard, 1 - label_smoothing), scale(soft, label_smoothing))
 
 
 def _cross_entropy_of_probabilities(
@@ -162,10 +164,10 @@ def binary_cross_entropy(
 ) -> Value:
     """`-(t ln x + (1 - t) ln(1 - x))` of probabilities x, with logarithms of at least -100, times `weight`.
 
-    As PyTorch, the derivative is `(x - t) / max(x (1 - x), 1e-12)`, finite at 0 and 1 too.
+    As PyTorch, the derivative is `(x - t) / max(x (1 - x), 1e-12)`, finite at 0 and 1 too; the bound is the float32 number nearest to 1e-12.
     """
     t, one = agreed(target, input), p.number(1, input)
-    limit = min(1e12, float(ml_dtypes.finfo(input.dtype.numpy).max))
+    limit = min(1 / float(np.float32(1e-12)), float(ml_dtypes.finfo(input.dtype.numpy).max))
     edge = p.less(p.mul(input, sub(one, input)), p.number(1 / limit, input))
     safe = p.select(edge, p.number(0.5, input), input)
     inner = p.neg(p.add(p.mul(t, p.log(safe)), p.mul(sub(one, t), p.log(sub(one, safe)))))

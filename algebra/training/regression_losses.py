@@ -60,10 +60,11 @@ def root(x: Value) -> Value:
 def huber_loss(
     input: Value, target: Value, *, delta: float = 1.0, weight: Number | None = None, reduction: str = "mean"
 ) -> Value:
-    """`d ** 2 / 2` where `d = |x - t| <= delta`, else `delta (d - delta / 2)`."""
+    """`d ** 2 / 2` where `d = |x - t| <= delta`, else `delta (d - delta / 2)`. As in PyTorch, a weighted mean is over the number of elements."""
     d = p.abs(sub(input, agreed(target, input)))
     near = p.less_equal(d, p.number(delta, d))
-    return _weighted(p.select(near, scale(square(d), 0.5), scale(plus(d, -0.5 * delta), delta)), weight, reduction)
+    errors = p.select(near, scale(square(d), 0.5), scale(plus(d, -0.5 * delta), delta))
+    return reduced(errors if weight is None else p.mul(errors, constant(weight, errors)), reduction)
 
 
 def smooth_l1_loss(input: Value, target: Value, *, beta: float = 1.0, reduction: str = "mean") -> Value:
