@@ -166,6 +166,8 @@ class Scope:
         if isinstance(entry, _Stored):
             return self._brought(self.reader.value_of(entry), None, entry.name)
         if isinstance(entry, Tensors):
+            if not entry.items:
+                return entry  # the empty optional is known by identity
             return Tensors(tuple(self._brought(v, home.body, name) for v in entry.items))
         return self._brought(entry, home.body, name) if isinstance(entry, Value) else entry
 

@@ -133,8 +133,6 @@ def _integer_power(x: Value, exponent: int) -> Value:
 def mod(a: Value, b: Value, *, fmod: int = 0) -> Value:
     """a - b * floor(a / b); with fmod a - b * trunc(a / b). The quotient is held constant in the gradient of a"""
     x, y = together(a, b)
-    if not fmod and x.dtype.floating:
-        raise Unsupported("Mod of floats needs fmod = 1")
     remainder = p.rem(x, y)
     if fmod or x.dtype.kind == "u" or _not_negative(a, b):
         return remainder
