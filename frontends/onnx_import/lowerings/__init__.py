@@ -11,6 +11,7 @@ from . import (
     pooling,
     recurrent,
     reduction,
+    resize,
     sequence,
     shape,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "pooling",
     "recurrent",
     "reduction",
+    "resize",
     "sequence",
     "shape",
 ]
