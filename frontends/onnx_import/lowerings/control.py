@@ -21,7 +21,7 @@ from ....algebra.errors import DimError, InconclusiveDim
 from ....algebra.graph import Graph, Value, building, inline, reachable
 from ....algebra.types import TensorType, bool_, i64
 from ..context import Node, Unsupported, reading, require_equal, require_same_shape
-from ..reader import Nested, Scope
+from ..reader import Nested, Poisoned, Scope
 from ..registry import Argument, Tensors, known, lowers
 
 UNROLLED = 1024  # the most steps that are put one after the other
@@ -215,11 +215,14 @@ def loop(
     static = all(isinstance(v, Value) for v in v_initial)
     if not static or (reading().options.get("unroll") and isinstance(trips, int) and 0 < trips <= UNROLLED):
         return _unrolled(this)
+    reasons = node.scope.reader.reasons
+    before = len(reasons)
     try:
         return _rolled(this)
-    except _Changes:
-        if not isinstance(trips, int) or not 0 < trips <= UNROLLED:
+    except (_Changes, Poisoned):  # a body may be lowered where the number of the step is known
+        if not isinstance(trips, int) or not 0 < trips <= UNROLLED or cond is not None:
             raise
+        del reasons[before:]
         return _unrolled(this)
 
 
