@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ...algebra.dims import Dim
-from ...algebra.graph import Value
+from ...algebra.graph import Graph, Value
 from .ops import Ops
-from .program import Tensor
+from .program import Program, Tensor
 from .view import View
 
-__all__ = ["Emission"]
+__all__ = ["Emission", "Rule", "users_of"]
+
+Rule = Callable[["Emission", Value], "View | tuple[View, ...]"]
+
+
+def users_of(graph: Graph) -> dict[int, list[Value]]:
+    """The consumers of every value, by `id(value)`."""
+    users: dict[int, list[Value]] = {}
+    for v in graph.nodes:
+        for o in v.operands:
+            users.setdefault(id(o), []).append(v)
+    return users
 
 
 class Emission:
@@ -20,12 +31,46 @@ class Emission:
     consumers of a value, and `users` holds them.
     """
 
-    def __init__(self, ops: Ops, pinned: set[int], users: Mapping[int, Sequence[Value]]) -> None:
+    def __init__(
+        self, table: Mapping[str, Rule], ops: Ops, pinned: set[int], users: Mapping[int, Sequence[Value]]
+    ) -> None:
+        self.table = table
         self.ops = ops
         self.pinned = pinned
         self.users = users
         self.views: dict[int, View] = {}
         self.results: dict[int, tuple[View, ...]] = {}  # of nodes with several
+
+    def walk(self, graph: Graph) -> None:
+        """Emit every node of a graph whose inputs have views."""
+        for v in graph.nodes:
+            if v.primitive.name == "input":
+                continue
+            self.ops.program.serving = v
+            emitted = self.table[v.primitive.name](self, v)
+            if isinstance(emitted, tuple):
+                self.results[id(v)] = emitted
+            else:
+                self.views[id(v)] = emitted
+
+    def inside(self, graph: Graph, *, repeated: bool) -> Emission:
+        """The emission of a body, into a program of its own; `repeated` where it runs more than once."""
+        ops = Ops(Program(self.ops.program, hoists=repeated), self.ops.dims, self.ops.target, self.ops.opset)
+        return Emission(self.table, ops, set(), users_of(graph))
+
+    def enter(self, graph: Graph, given: Sequence[View]) -> None:
+        """Take these as the views of the graph's inputs."""
+        for v, view in zip(graph.inputs, given, strict=True):
+            self.views[id(v)] = view
+
+    def inlined(self, graph: Graph, given: Sequence[View]) -> list[View]:
+        """The outputs of a nested graph, emitted into this program."""
+        here = Emission(self.table, self.ops, set(), users_of(graph))
+        serving = self.ops.program.serving
+        here.enter(graph, given)
+        here.walk(graph)
+        self.ops.program.serving = serving
+        return [here.view(v) for v in graph.outputs.values()]
 
     def view(self, value: Value) -> View:
         return self.views[id(value)]

@@ -6,21 +6,21 @@ program is closed, then everything is named.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import onnx
 from onnx import TensorProto, helper
 
-from ...algebra.dims import Shape, show
+from ...algebra.dims import show, symbols
 from ...algebra.errors import PullbackError, Refusal
 from ...algebra.graph import Constant, Graph, Value
-from ...algebra.types import DType, TupleType
-from .emission import Emission
+from ...algebra.types import DType
+from .emission import Emission, users_of
 from .metadata import model_metadata, node_metadata
 from .naming import Names, node_stem
 from .ops import Ops
-from .program import Op, Program, Tensor, needed
+from .program import Body, Op, Program, Tensor, needed
 from .runtime_dims import RuntimeDims
 from .tables import EMIT
 from .targets import Target, target_named
@@ -89,24 +89,14 @@ class _Walk:
         self.graph, self.target, self.embed, self.opset = graph, target, embed, opset
         self.program = Program()
         self.dims = RuntimeDims(self.program, opset)
-        users: dict[int, list[Value]] = {}
-        for v in graph.nodes:
-            for o in v.operands:
-                users.setdefault(id(o), []).append(v)
         pinned = {id(v) for v in graph.outputs.values()} | {id(v) for v in graph.tensors.values()}
-        self.emission = Emission(Ops(self.program, self.dims, target, opset), pinned, users)
+        ops = Ops(self.program, self.dims, target, opset)
+        self.emission = Emission(EMIT, ops, pinned, users_of(graph))
         self.inputs: dict[str, Tensor] = {}
 
     def run(self) -> Emitted:
         self._enter()
-        for v in self.graph.nodes:
-            if v.primitive.name != "input":
-                self.program.serving = v
-                emitted = EMIT[v.primitive.name](self.emission, v)
-                if isinstance(emitted, tuple):
-                    self.emission.results[id(v)] = emitted
-                else:
-                    self.emission.views[id(v)] = emitted
+        self.emission.walk(self.graph)
         outputs = self._leave()
         ops = needed(self.program.ops, list(outputs.values()))
         tensors = self._name(ops, outputs)
@@ -144,45 +134,49 @@ class _Walk:
 
     def _name(self, ops: Sequence[Op], outputs: dict[str, Tensor]) -> dict[str, str]:
         """Name every tensor and node; return the model's own tensor names with their names in the file."""
-        graph = self.graph
         names = Names([*self.inputs, *outputs])
-        kept = {id(t) for op in ops for t in op.outputs}
+        made = {id(t) for op in ops for t in op.outputs}
         present: dict[str, str] = {}
-        for name, v in graph.tensors.items():
-            view = self.emission.views.get(id(v))
-            if view is None or not view.is_whole:
-                view = None if view is None else self._materialized(view, kept)
-            if view is None:
-                continue
-            tensor = view.tensor
-            if not tensor.name and id(tensor) in kept:
+        for name, v in self.graph.tensors.items():
+            tensor = self._whole(v)
+            if tensor is not None and not tensor.name and id(tensor) in made:
                 tensor.name = names.unique(name)
-            if tensor.name:
+            if tensor is not None and tensor.name:
                 present[name] = tensor.name
-        labels = graph.labels()
-        for v in graph.nodes:
+        labels = self.graph.labels()
+        for v in self.graph.nodes:
             view = self.emission.views.get(id(v))
-            if view is not None and view.is_whole and not view.tensor.name and view.tensor.constant is None:
+            if view is not None and view.is_whole and not view.tensor.name and id(view.tensor) in made:
                 view.tensor.name = names.unique(labels[v])
-        nodes = Names()
-        for op in ops:
-            op.name = nodes.unique(_stem(op, graph.name))
-            for t in op.outputs:
-                if not t.name:
-                    t.name = names.unique(self._inner_name(op, labels))
-        for op in ops:
-            for t in op.inputs:
-                if t is not None and not t.name:
-                    t.name = names.unique(_constant_name(t))
+        self._name_rest(ops, labels, names, Names())
         return present
 
-    def _materialized(self, view: object, kept: set[int]) -> object:
-        return None
+    def _whole(self, v: Value) -> Tensor | None:
+        """The tensor that is a value as it is, where there is one or can be one: what is not needed is not in the file all the same."""
+        view = self.emission.views.get(id(v))
+        if view is None or view.is_whole:
+            return None if view is None else view.tensor
+        return self.emission.real(view) if all(map(self.dims.can_read, symbols(view.shape))) else None
 
-    def _inner_name(self, op: Op, labels: dict[Value, str]) -> str:
-        if op.serves is None:
-            return op.type.lower()
-        return f"{labels[op.serves]}_{op.type.lower()}"
+    def _name_rest(self, ops: Sequence[Op], labels: dict[Value, str], names: Names, nodes: Names) -> None:
+        for op in ops:
+            op.name = nodes.unique(_stem(op, self.graph.name))
+            label = op.type.lower() if op.serves is None else labels.get(op.serves, op.serves.primitive.name)
+            for t in op.outputs:
+                if not t.name:
+                    t.name = names.unique(f"{label}_{op.type.lower()}")
+            for t in op.inputs:
+                if t is not None and not t.name and t.constant is not None:
+                    t.name = names.unique(_constant_name(t))
+            for body in op.bodies.values():
+                inner = body.graph.labels()
+                for t, v in zip(
+                    body.inputs, (None, None, *body.graph.inputs) if op.type == "Loop" else body.graph.inputs
+                ):
+                    t.name = names.unique(f"{label}_{inner[v] if v is not None else 'loop'}")
+                for t in body.inputs:
+                    t.name = t.name or names.unique(f"{label}_place")
+                self._name_rest(body.ops, {v: f"{label}_{text}" for v, text in inner.items()}, names, nodes)
 
     # ---- protos ----
 
@@ -198,10 +192,8 @@ class _Walk:
             if has_data:
                 inside = self.embed == "all" or (self.embed == "frozen" and role == "frozen")
                 (emitted.initializers if inside else emitted.beside)[name] = graph.data[name]
-        for op in ops:
-            for t in op.inputs:
-                if t is not None and t.constant is not None:
-                    emitted.initializers.setdefault(t.name, t.constant)
+        for t in _constants(ops):
+            emitted.initializers.setdefault(t.name, t.constant)  # type: ignore[arg-type]
         nodes = [node_proto(op, graph.name, self.opset) for op in ops]
         output_ids = {id(t) for t in outputs.values()}
         infos = [value_info(t) for op in ops for t in op.outputs if id(t) not in output_ids]
@@ -215,6 +207,14 @@ class _Walk:
         )
         helper.set_model_props(emitted.model, model_metadata(graph, tensors))
         return emitted
+
+
+def _constants(ops: Sequence[Op]) -> Iterator[Tensor]:
+    """The constants that operators read, those in bodies included."""
+    for op in ops:
+        yield from (t for t in op.inputs if t is not None and t.constant is not None)
+        for body in op.bodies.values():
+            yield from _constants(body.ops)
 
 
 def _stem(op: Op, graph_name: str) -> str:
@@ -248,9 +248,23 @@ def node_proto(op: Op, graph_name: str, opset: int) -> onnx.NodeProto:
         if isinstance(value, DType):
             value = onnx_dtype(value)
         node.attribute.append(helper.make_attribute(key, value))
+    for key, body in op.bodies.items():
+        node.attribute.append(helper.make_attribute(key, body_proto(body, graph_name, opset)))
     for key, text in node_metadata(op.serves, graph_name).items():
         node.metadata_props.add(key=key, value=text)
     return node
+
+
+def body_proto(body: Body, graph_name: str, opset: int) -> onnx.GraphProto:
+    """The graph inside a Scan, If or Loop."""
+    results = {id(t) for t in body.outputs}
+    return helper.make_graph(
+        [node_proto(op, graph_name, opset) for op in body.ops],
+        body.graph.name or "body",
+        [value_info(t) for t in body.inputs],
+        [value_info(t) for t in body.outputs],
+        value_info=[value_info(t) for op in body.ops for t in op.outputs if id(t) not in results],
+    )
 
 
 def onnx_dtype(dtype: DType) -> int:
@@ -281,6 +295,3 @@ def ir_version(opset: int) -> int:
     """The IR version that came with an opset, or the first that has metadata of nodes."""
     table = {row[2]: row[1] for row in reversed(helper.VERSION_TABLE)}
     return max(10, table.get(opset, 10))
-
-
-_ = (Shape, TupleType)

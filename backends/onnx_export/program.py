@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from ...algebra.dims import Shape
-from ...algebra.graph import Constant, Value
+from ...algebra.graph import Constant, Graph, Value
 from ...algebra.types import DType, dtype_of
 
-__all__ = ["Op", "Program", "Tensor"]
+__all__ = ["Body", "Op", "Program", "Tensor", "needed"]
 
 
 @dataclass(eq=False, slots=True)
@@ -52,20 +52,45 @@ class Op:
     attributes: Mapping[str, Any]
     serves: Value | None
     name: str = ""
-    bodies: Mapping[str, Any] = field(default_factory=dict)
+    bodies: Mapping[str, Body] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """The graph inside a Scan, If or Loop. What its operators read and neither make nor are passed is around it."""
+
+    graph: Graph
+    ops: Sequence[Op]
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+
+    @property
+    def captured(self) -> list[Tensor]:
+        """The tensors of the program around that the body reads."""
+        inside = {id(t) for t in self.inputs} | {id(t) for op in self.ops for t in op.outputs}
+        read = [t for op in self.ops for t in (*op.inputs, *(c for b in op.bodies.values() for c in b.captured))]
+        return [t for t in read if t is not None and id(t) not in inside]
 
 
 class Program:
-    """Appends operators. `serving` is the value of the algebra that new operators compute."""
+    """Appends operators. `serving` is the value of the algebra that new operators compute; `around` the program that a body stands in.
 
-    def __init__(self) -> None:
+    What a loop body computes from nothing of its own is computed outside, once (`hoists`).
+    """
+
+    def __init__(self, around: Program | None = None, *, hoists: bool = False) -> None:
         self.ops: list[Op] = []
-        self.serving: Value | None = None
+        self.around = around
+        self.hoists = hoists
+        self._own: set[int] = set()
+        self.serving: Value | None = None if around is None else around.serving
         self._ops: dict[object, tuple[Tensor, ...]] = {}
         self._constants: dict[object, Tensor] = {}
 
     def constant(self, value: np.ndarray | Constant) -> Tensor:
         """A tensor that is an initializer, shared by value where it is small."""
+        if self.around is not None:
+            return self.around.constant(value)
         held = value if isinstance(value, Constant) else Constant(value)
         found = self._constants.get(held)
         if found is None:
@@ -73,8 +98,10 @@ class Program:
         return found
 
     def input(self, dtype: DType, shape: Shape) -> Tensor:
-        """A tensor from outside."""
-        return Tensor(dtype, shape)
+        """A tensor that is passed in."""
+        tensor = Tensor(dtype, shape)
+        self._own.add(id(tensor))
+        return tensor
 
     def op(self, type: str, inputs: Sequence[Tensor | None], dtype: DType, shape: Shape, **attributes: Any) -> Tensor:
         """The result of an operator with one output."""
@@ -85,21 +112,33 @@ class Program:
     ) -> tuple[Tensor, ...]:
         """The results of an operator, the same tensors where the same operator stands already."""
         key = (type, tuple(map(id, inputs)), tuple(sorted((k, _frozen(a)) for k, a in attributes.items())))
-        found = self._ops.get(key)
+        found = self._find(key)
+        if found is None and self.around is not None and self.hoists and not any(id(t) in self._own for t in inputs):
+            return self.around.many(type, inputs, results, **attributes)
         if found is None:
             found = self.append(type, inputs, results, attributes)
             self._ops[key] = found
         return found
 
+    def _find(self, key: object) -> tuple[Tensor, ...] | None:
+        """The results of an operator that stands here, or in a program around, already."""
+        found = self._ops.get(key)
+        return self.around._find(key) if found is None and self.around is not None else found
+
+    def owns(self, tensor: Tensor) -> bool:
+        """Whether an operator of this program makes the tensor."""
+        return tensor.op is not None and id(tensor) in self._own
+
     def append(
         self, type: str, inputs: Sequence[Tensor | None], results: Sequence[tuple[DType, Shape]],
-        attributes: Mapping[str, Any], bodies: Mapping[str, Any] | None = None,
+        attributes: Mapping[str, Any], bodies: Mapping[str, Body] | None = None,
     ) -> tuple[Tensor, ...]:  # fmt: skip
         """The results of a new operator, even where the same one stands already."""
         outputs = tuple(Tensor(dtype, shape) for dtype, shape in results)
         op = Op(type, tuple(inputs), outputs, attributes, self.serving, bodies=bodies or {})
         for output in outputs:
             output.op = op
+        self._own.update(map(id, outputs))
         self.ops.append(op)
         return outputs
 

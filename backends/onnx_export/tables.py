@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from ...algebra.graph import Value
 from .contraction import CONTRACTION
+from .control import CONTROL
 from .elementwise import ELEMENTWISE
-from .emission import Emission
+from .emission import Rule
 from .structural import STRUCTURAL
-from .view import View
 from .windows import WINDOWS
 
 __all__ = ["ALLOWED", "EMIT"]
 
-EMIT: dict[str, Callable[[Emission, Value], View | tuple[View, ...]]] = {**STRUCTURAL, **CONTRACTION, **WINDOWS, **ELEMENTWISE}
+EMIT: dict[str, Rule] = {**STRUCTURAL, **CONTRACTION, **WINDOWS, **ELEMENTWISE, **CONTROL}
 
 # The operators that the explicit profile is written in, and why each is there.
 ALLOWED: dict[str, str] = {
