@@ -39,9 +39,24 @@ KINDS = ("node", "simple", "pytorch-operator", "pytorch-converted")
 
 # Cases that cannot pass, and why: by engine ("" for all), by the case's name or a pattern of names.
 LISTED: dict[str, dict[str, str]] = {
-    "": {},
+    "": {
+        "test_ai_onnx_ml_label_encoder_*": "strings",
+        "test_equal_string*": "strings",
+        "test_image_decoder_*": "an image file is decoded",
+        "test_regex_full_match_*": "strings",
+        "test_string_*": "strings",
+        "test_strnormalizer_*": "strings",
+        "test_strnorm_*": "strings",
+        "test_tfidfvectorizer_*": "text",
+    },
     "numpy": {},
-    "onnxruntime": {},
+    "onnxruntime": {
+        "test_*_bf16*": "onnxruntime has no bfloat16 kernels on a CPU",
+        "test_*bfloat16*": "onnxruntime has no bfloat16 kernels on a CPU",
+        "test_cast*FLOAT4E2M1*": "onnxruntime has no kernels for 4-bit floats on a CPU",
+        "test_cast*INT2*": "onnxruntime has no 2-bit integers",
+        "test_cast*FLOAT8E8M0*": "onnxruntime has no 8-bit exponents",
+    },
 }
 
 
@@ -266,29 +281,41 @@ def _run_onnxruntime(graph: Graph, feeds: dict[str, np.ndarray]) -> dict[str, np
     options.intra_op_num_threads = 1
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     model = to_onnx(graph)
+    values, widened = _within_numpy(model, feeds)
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    names = {i.name for i in session.get_inputs()}
-    values: dict[str, Any] = {}
-    special = {i.name: i.type.tensor_type.elem_type for i in model.graph.input}
+    names = [o.name for o in session.get_outputs()]
+    found = dict(zip(names, session.run(None, values), strict=True))
+    return {n.removesuffix(".wide"): a.astype(widened[n]) if n in widened else a for n, a in found.items()}
+
+
+ORDINARY = frozenset(np.dtype(n) for n in ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?"))
+
+
+def _within_numpy(model: ModelProto, feeds: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, np.dtype]]:
+    """What onnxruntime's Python interface cannot pass (bfloat16, 8-bit floats, 4-bit integers) stored in the model, or cast at its end."""
+    inputs = {i.name: i for i in model.graph.input}
+    values = {}
     for name, array in feeds.items():
-        if name in names:
-            value = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(
-                np.ascontiguousarray(array), special[name]
-            ) if array.dtype.kind not in "fiub" else onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))  # fmt: skip
-            values[name] = value
-    binding = [o.name for o in session.get_outputs()]
-    results = session.run_with_ort_values(binding, values)
-    codes = {o.name: o.type.tensor_type.elem_type for o in model.graph.output}
-    return {n: _array_of(r, codes[n]) for n, r in zip(binding, results, strict=True)}
-
-
-def _array_of(value: Any, code: int) -> np.ndarray:
-    dtype = helper.tensor_dtype_to_np_dtype(code)
-    if dtype.kind in "fiub" and dtype.name not in ("bfloat16",):
-        return np.asarray(value.numpy())
-    import torch
-
-    return np.asarray(torch.from_dlpack(value._ortvalue.to_dlpack()).view(torch.uint8).numpy()).view(dtype)
+        if name not in inputs:
+            continue
+        if array.dtype in ORDINARY:
+            values[name] = array
+        else:
+            model.graph.input.remove(inputs[name])
+            model.graph.initializer.append(numpy_helper.from_array(array, name))
+    widened = {}
+    for info in list(model.graph.output):
+        dtype = helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type)
+        if dtype in ORDINARY:
+            continue
+        code = TensorProto.INT8 if "int" in dtype.name else TensorProto.FLOAT
+        code = TensorProto.UINT8 if dtype.name.startswith("uint") else code
+        wide = f"{info.name}.wide"
+        model.graph.node.append(helper.make_node("Cast", [info.name], [wide], to=code))
+        model.graph.output.remove(info)
+        model.graph.output.append(helper.make_tensor_value_info(wide, code, None))
+        widened[wide] = dtype
+    return values, widened
 
 
 ENGINES = {"numpy": _run_numpy, "onnxruntime": _run_onnxruntime}
@@ -307,8 +334,11 @@ def difference(found: np.ndarray, expected: np.ndarray, case: Case) -> str | Non
     else:
         kind = np.float64 if found.dtype.kind not in "iu" else found.dtype
         wide_found, wide_expected = found.astype(kind), expected.astype(kind)
+    rtol = (
+        max(case.rtol, 2**-6) if found.dtype.name == "bfloat16" else case.rtol
+    )  # two units in the last place, as the suite's own runner
     try:
-        np.testing.assert_allclose(wide_found, wide_expected, rtol=case.rtol, atol=case.atol)
+        np.testing.assert_allclose(wide_found, wide_expected, rtol=rtol, atol=case.atol)
     except AssertionError as error:
         return " ".join(str(error).split())[:400]
     return None

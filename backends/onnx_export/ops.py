@@ -110,6 +110,8 @@ class Ops:
             return x
         if x.dtype is bool_ and self.target.bool_by_where:
             return self.where(x, self.number(1, dtype), self.number(0, dtype))
+        if dtype.name.startswith("f8"):  # the algebra's cast does not saturate: what is too large is infinite, or not a number
+            return self.program.op("Cast", (x,), dtype, x.shape, to=dtype, saturate=0)
         return self.program.op("Cast", (x,), dtype, x.shape, to=dtype)
 
     # ---- layout ----
@@ -264,6 +266,8 @@ class Ops:
         if via is not None:
             return self.cast(self.reduce(type, self.cast(x, via), axes, keep), x.dtype)
         shape = tuple(1 if i in axes else d for i, d in enumerate(x.shape) if keep or i not in axes)
+        if type != "ReduceSum" and self.opset < 18:
+            return self.program.op(type, (x,), x.dtype, shape, axes=tuple(axes), keepdims=int(keep))
         return self.program.op(type, (x, self.axes(axes)), x.dtype, shape, keepdims=int(keep))
 
     def matmul(self, x: Tensor, y: Tensor) -> Tensor:
