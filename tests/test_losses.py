@@ -7,18 +7,18 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
 from pullback.algebra import primitives as p
 from pullback.algebra.calculus.vjp import vjp
+from pullback.algebra.composites import log_softmax
 from pullback.algebra.dims import Dim, dim
 from pullback.algebra.errors import PullbackError, Refusal
 from pullback.algebra.evaluate import evaluate
-from pullback.algebra.graph import Graph, Value, building
+from pullback.algebra.graph import Graph, building
 from pullback.algebra.training.losses import LOSSES, loss
-from pullback.algebra.types import DType, TensorType, bf16, f16, f32, f64, tensor
+from pullback.algebra.types import DType, TensorType, bf16, f16, f32, f64, i64, tensor
 
 N, M = dim("N", 0), dim("M")
 TOLERANCE = {"f32": 1e-5, "f64": 1e-10, "f16": 4e-3, "bf16": 3e-2}
@@ -295,3 +295,417 @@ def test_value_and_gradient_are_those_of_pytorch(row: Row, dtype: DType) -> None
             close(
                 found[f"grad_{name}"], given[name].grad.numpy(), TOLERANCE[dtype.name], f"gradient of {name} at N={n}"
             )
+
+
+# ---- CTC -------------------------------------------------------------------------------------------------------------------------------
+
+T, S = dim("T"), dim("S")
+LENGTHS = [(6, 3), (5, 1), (6, 0), (2, 2), (1, 3)]  # of input and target; the last target cannot fit
+
+
+def ctc_feeds(rng: np.random.Generator, dtype: DType, steps: int, classes: int, blank: int) -> dict[str, np.ndarray]:
+    batch, longest = len(LENGTHS), 3
+    labels = rng.integers(0, classes - 1, size=(batch, longest))
+    labels[0] = labels[0, 0]  # repeated labels need a blank between them
+    return {
+        "input": np.asarray(rng.normal(size=(steps, batch, classes)) * 2, dtype.numpy),
+        "target": np.where(labels >= blank, labels + 1, labels),
+        "input_lengths": np.array([min(t, steps) for t, _ in LENGTHS]),
+        "target_lengths": np.array([s for _, s in LENGTHS]),
+    }
+
+
+def ctc_of_logits(steps: Dim, dtype: DType, options: Mapping[str, Any]) -> Graph:
+    """CTC behind a log-softmax, as in a model."""
+    record, classes = loss("ctc_loss"), 5
+    unbatched, batch_first = options.pop("unbatched", False), options.get("batch_first")
+    shape = (steps, classes) if unbatched else (N, steps, classes) if batch_first else (steps, N, classes)
+    with building():
+        x = p.input("input", tensor(dtype, shape))
+        targets = {n: p.input(n, t, "target") for n, t in record.needed([x.type], options).items()}  # type: ignore[list-item]
+        y = record([log_softmax(x, (len(shape) - 1,))], targets, options)
+        ct = p.input("ct", y.type)  # type: ignore[arg-type]
+        (g,) = vjp([y], [ct], [x])
+        assert g is not None
+        return Graph((x, *targets.values(), ct), {"loss": y, "grad": g})
+
+
+@pytest.mark.parametrize("dtype", [f32, f64], ids=str)
+@pytest.mark.parametrize("steps", [6, T, 20], ids=["unrolled", "symbolic time", "long"])
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"blank": 4}, {"zero_infinity": True}, {"batch_first": True, "zero_infinity": True}, {"max_target_length": 3}],
+    ids=str,
+)
+def test_ctc_is_that_of_pytorch(options: dict[str, Any], reduction: str, steps: Dim, dtype: DType) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed (pip install pullback[torch])")
+    F = torch.nn.functional
+    count = steps if isinstance(steps, int) else 6
+    feeds = ctc_feeds(np.random.default_rng(1), dtype, count, 5, options.get("blank", 0))
+    x = torch.tensor(feeds["input"], requires_grad=True)
+    known = {k: options[k] for k in ("blank", "zero_infinity") if k in options}
+    lengths = (torch.tensor(feeds["input_lengths"]), torch.tensor(feeds["target_lengths"]))
+    expected = F.ctc_loss(F.log_softmax(x, -1), torch.tensor(feeds["target"]), *lengths, reduction=reduction, **known)
+    ct = np.ones(tuple(expected.shape), dtype.numpy)
+    expected.backward(torch.tensor(ct))
+    gradient = x.grad.numpy()
+    if options.get("batch_first"):
+        feeds["input"], gradient = feeds["input"].swapaxes(0, 1), gradient.swapaxes(0, 1)
+    if "max_target_length" in options:
+        feeds["target"] = np.concatenate([row[:s] for row, (_, s) in zip(feeds["target"], LENGTHS, strict=True)])
+    graph = ctc_of_logits(steps, dtype, {**options, "reduction": reduction})
+    found = evaluate(graph, {**feeds, "ct": ct})
+    close(found["loss"], expected.detach().numpy(), TOLERANCE[dtype.name], "value")
+    fits = slice(None) if options.get("zero_infinity") else slice(0, 4)  # the gradient of infinity is not compared
+    axis_first = (lambda a: a) if options.get("batch_first") else (lambda a: a.swapaxes(0, 1))
+    if options.get("zero_infinity") or reduction != "mean":
+        close(axis_first(found["grad"])[fits], axis_first(gradient)[fits], TOLERANCE[dtype.name], "gradient")
+
+
+def test_ctc_of_one_sequence_is_that_of_a_batch_of_one() -> None:
+    rng = np.random.default_rng(0)
+    x, target = rng.normal(size=(6, 5)), np.array([1, 1, 3])
+    one = evaluate(
+        ctc_of_logits(6, f64, {"unbatched": True}),
+        {"input": x, "target": target, "input_lengths": 6, "target_lengths": 3, "ct": 1.0},
+    )
+    many = evaluate(
+        ctc_of_logits(6, f64, {}),
+        {"input": x[:, None], "target": target[None], "input_lengths": [6], "target_lengths": [3], "ct": 1.0},
+    )
+    np.testing.assert_allclose(one["loss"], many["loss"])
+    np.testing.assert_allclose(one["grad"], many["grad"][:, 0])
+
+
+def test_ctc_counts_every_alignment() -> None:
+    """All paths of three steps over {blank, a} that collapse to `a`, counted by hand."""
+    q = np.array([[0.6, 0.4], [0.3, 0.7], [0.5, 0.5]])
+    record = loss("ctc_loss")
+    with building():
+        x = p.input("input", tensor(f64, (3, 2)))
+        target = p.input("target", tensor(i64, (1,)))
+        y = record([x], {"target": target}, {"input_lengths": 3, "target_lengths": 1})
+        graph = Graph((x, target), {"loss": y})
+    paths = ["a__", "_a_", "__a", "aa_", "_aa", "aaa"]
+    total = sum(math.prod(q[t, int(c == "a")] for t, c in enumerate(path)) for path in paths)
+    np.testing.assert_allclose(evaluate(graph, {"input": np.log(q), "target": [1]})["loss"], -math.log(total))
+
+
+# ---- losses that PyTorch does not have -------------------------------------------------------------------------------------------------
+
+
+def run(
+    name: str, outputs: Mapping[str, np.ndarray], targets: Mapping[str, Any], dtype: DType = f64, **options: Any
+) -> dict[str, np.ndarray]:
+    """Value and gradients at known shapes, with a cotangent of ones."""
+    made = built(name, [tensor(dtype, np.shape(v)) for v in outputs.values()], options)
+    ct = np.ones(sized(made.graph["ct"].shape), dtype.numpy)
+    feeds = {k: np.asarray(v, dtype.numpy) for k, v in outputs.items()}
+    return evaluate(made.graph, {**feeds, **targets, "ct": ct})
+
+
+def differences(name: str, outputs: Mapping[str, np.ndarray], targets: Mapping[str, Any], **options: Any) -> None:
+    """The gradients against central differences."""
+    found, h = run(name, outputs, targets, **options), 1e-6
+    for key, value in outputs.items():
+        expected = np.zeros_like(value)
+        for at in np.ndindex(*value.shape):
+            for side in (1, -1):
+                moved = value.copy()
+                moved[at] += side * h
+                expected[at] += side * run(name, {**outputs, key: moved}, targets, **options)["loss"].sum() / (2 * h)
+        np.testing.assert_allclose(found[f"grad_{key}"], expected, atol=1e-7, rtol=1e-6)
+
+
+def softmax(x: np.ndarray, axis: int) -> np.ndarray:
+    e = np.exp(x - x.max(axis=axis, keepdims=True))
+    return e / e.sum(axis=axis, keepdims=True)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize(("alpha", "gamma"), [(0.25, 2.0), (-1.0, 1.0), (0.7, 0.0), (0.5, 1.5)])
+@pytest.mark.parametrize("target", [bits, unit])
+def test_the_sigmoid_focal_loss_is_the_formula_of_its_paper(
+    target: Draw, alpha: float, gamma: float, reduction: str
+) -> None:
+    rng = np.random.default_rng(3)
+    x, t = rng.normal(size=(3, 4)) * 2, target(rng, (3, 4))
+    q = 1 / (1 + np.exp(-x))
+    right = q * t + (1 - q) * (1 - t)
+    expected = -(t * np.log(q) + (1 - t) * np.log(1 - q)) * (1 - right) ** gamma
+    expected *= 1 if alpha < 0 else alpha * t + (1 - alpha) * (1 - t)
+    expected = {"none": expected, "mean": expected.mean(), "sum": expected.sum()}[reduction]
+    options = {"alpha": alpha, "gamma": gamma, "reduction": reduction}
+    np.testing.assert_allclose(run("sigmoid_focal_loss", {"input": x}, {"target": t}, **options)["loss"], expected)
+    differences("sigmoid_focal_loss", {"input": x}, {"target": t}, **options)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("gamma", [0.0, 1.0, 2.0, 2.5])
+@pytest.mark.parametrize("weight", [None, W4])
+def test_the_softmax_focal_loss_is_the_formula_of_its_paper(
+    weight: np.ndarray | None, gamma: float, reduction: str
+) -> None:
+    rng = np.random.default_rng(4)
+    x, t = rng.normal(size=(5, 4, 2)) * 2, rng.integers(0, 4, size=(5, 2))
+    t[0, 0] = -100
+    kept, safe = t >= 0, np.where(t >= 0, t, 0)
+    q = np.take_along_axis(softmax(x, 1), safe[:, None], 1)[:, 0]
+    expected = -((1 - q) ** gamma) * np.log(q) * kept * (1 if weight is None else weight[safe])
+    expected = {"none": expected, "mean": expected.sum() / kept.sum(), "sum": expected.sum()}[reduction]
+    options = {"gamma": gamma, "weight": weight, "reduction": reduction}
+    np.testing.assert_allclose(run("softmax_focal_loss", {"input": x}, {"target": t}, **options)["loss"], expected)
+    differences("softmax_focal_loss", {"input": x}, {"target": t}, **options)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("squared", [False, True])
+@pytest.mark.parametrize("activation", [None, "sigmoid", "softmax"])
+def test_the_dice_loss_is_the_formula_of_its_paper(activation: str | None, squared: bool, reduction: str) -> None:
+    rng = np.random.default_rng(5)
+    x = rng.uniform(0.05, 0.95, size=(3, 4, 5)) if activation is None else rng.normal(size=(3, 4, 5))
+    if activation == "softmax":
+        labels = rng.integers(0, 4, size=(3, 5))
+        q, t, axes, target = softmax(x, 1), np.moveaxis(np.eye(4)[labels], -1, 1), (2,), labels
+    else:
+        q = x if activation is None else 1 / (1 + np.exp(-x))
+        t = target = rng.integers(0, 2, size=x.shape).astype(float)
+        axes = (1, 2)
+    sizes = q * q + t * t if squared else q + t
+    dice = 1 - (2 * (q * t).sum(axis=axes) + 0.5) / (sizes.sum(axis=axes) + 0.5)
+    expected = {"none": dice, "mean": dice.mean(), "sum": dice.sum()}[reduction]
+    options = {"smooth": 0.5, "squared": squared, "activation": activation, "reduction": reduction}
+    np.testing.assert_allclose(run("dice_loss", {"input": x}, {"target": target}, **options)["loss"], expected)
+    differences("dice_loss", {"input": x}, {"target": target}, **options)
+
+
+def test_the_root_of_the_mean_square_has_derivative_zero_at_zero() -> None:
+    x = np.array([[1.0, 2.0], [3.0, 5.0]])
+    found = run("rmse_loss", {"input": x}, {"target": x})
+    assert found["loss"] == 0
+    assert np.array_equal(found["grad_input"], np.zeros((2, 2)))
+    t = x + np.array([[1.0, -1.0], [2.0, 0.0]])
+    np.testing.assert_allclose(run("rmse_loss", {"input": x}, {"target": t})["loss"], math.sqrt(6 / 4))
+    np.testing.assert_allclose(run("rmse_loss", {"input": x}, {"target": t}, reduction="sum")["loss"], math.sqrt(6))
+    np.testing.assert_allclose(run("rmse_loss", {"input": x}, {"target": t}, reduction="none")["loss"], np.abs(x - t))
+    differences("rmse_loss", {"input": x}, {"target": t}, eps=0.1)
+
+
+@pytest.mark.parametrize("name", ["pairwise", "squared", "cosine", None])
+def test_a_triplet_takes_a_distance_by_name_or_as_a_function(name: str | None) -> None:
+    rng = np.random.default_rng(6)
+    a, b, c = rng.normal(size=(3, 4, 5))
+    given = name or (lambda x, y: p.reduce_sum(p.abs(p.add(x, p.neg(y))), axes=(1,)))
+
+    def distance(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        match name:
+            case "pairwise":
+                return np.sqrt(((x - y + 1e-6) ** 2).sum(axis=1))
+            case "squared":
+                return ((x - y) ** 2).sum(axis=1)
+            case "cosine":
+                return 1 - (x * y).sum(axis=1) / np.linalg.norm(x, axis=1) / np.linalg.norm(y, axis=1)
+        return np.abs(x - y).sum(axis=1)
+
+    expected = np.maximum(distance(a, b) - np.minimum(distance(a, c), distance(b, c)) + 1, 0)
+    outputs, options = (
+        {"anchor": a, "positive": b, "negative": c},
+        {"distance_function": given, "swap": True, "reduction": "none"},
+    )
+    found = run("triplet_margin_with_distance_loss", outputs, {}, **options)
+    np.testing.assert_allclose(found["loss"], expected, atol=1e-12)
+    differences("triplet_margin_with_distance_loss", outputs, {}, **options)
+
+
+# ---- closed forms and contracts --------------------------------------------------------------------------------------------------------
+
+
+def test_cross_entropy_of_extreme_logits_is_exact_in_value_and_gradient() -> None:
+    x = np.array([[1e4, -1e4, 0.0], [-1e4, 1e4, 0.0]])
+    for dtype in (f32, f64):
+        found = run("cross_entropy", {"input": x}, {"target": [1, 1]}, dtype, reduction="sum")
+        assert found["loss"] == 2e4
+        assert np.array_equal(found["grad_input"], [[1, -1, 0], [0, 0, 0]])
+    found = run(
+        "binary_cross_entropy_with_logits",
+        {"input": np.array([1e4, -1e4])},
+        {"target": [0.0, 0.0]},
+        f32,
+        reduction="none",
+    )
+    assert np.array_equal(found["loss"], np.array([1e4, 0], np.float32))
+    assert np.array_equal(found["grad_input"], [1, 0])
+
+
+def test_small_tails_of_the_logistic_losses_keep_their_digits() -> None:
+    found = run(
+        "binary_cross_entropy_with_logits",
+        {"input": np.array([-30.0, 30.0])},
+        {"target": [0.0, 1.0]},
+        f32,
+        reduction="sum",
+    )
+    np.testing.assert_allclose(found["grad_input"], [math.exp(-30), -math.exp(-30)], rtol=1e-6)
+
+
+def test_logits_of_minus_infinity_do_not_disturb_other_classes() -> None:
+    x = np.array([[1.0, -np.inf, 2.0]])
+    for target in ([2], np.array([[0.0, 0.0, 1.0]])):
+        found = run("cross_entropy", {"input": x}, {"target": target}, probabilities=np.ndim(target) == 2)
+        np.testing.assert_allclose(found["loss"], math.log1p(math.exp(-1)))
+        assert np.isfinite(found["grad_input"]).all()
+    found = run("kl_div", {"input": x}, {"target": np.array([[0.5, 0.0, 0.5]])}, reduction="sum")
+    np.testing.assert_allclose(found["loss"], math.log(0.5) - 1.5)
+
+
+def test_ignored_rows_give_exact_zeros_whatever_their_logits_are() -> None:
+    x = np.array([[0.0, np.inf], [0.0, 1.0], [np.nan, 0.0]])
+    found = run("cross_entropy", {"input": x}, {"target": [-100, 0, -100]})
+    np.testing.assert_allclose(found["loss"], math.log1p(math.e))
+
+
+def test_a_mean_over_no_rows_is_nan_and_a_sum_is_zero() -> None:
+    x = np.zeros((2, 3))
+    ignored = {"target": [-100, -100]}
+    assert np.isnan(run("cross_entropy", {"input": x}, ignored)["loss"])
+    assert run("cross_entropy", {"input": x}, ignored, reduction="sum")["loss"] == 0
+    empty = {"input": np.zeros((0, 3))}
+    assert np.isnan(run("mse_loss", empty, {"target": np.zeros((0, 3))})["loss"])
+    assert run("mse_loss", empty, {"target": np.zeros((0, 3))}, reduction="sum")["loss"] == 0
+    assert np.isnan(run("cross_entropy", empty, {"target": np.zeros(0, int)})["loss"])
+
+
+@pytest.mark.parametrize("axis", [1, 2, 3, -1, 0])
+def test_the_class_axis_may_be_any(axis: int) -> None:
+    rng = np.random.default_rng(7)
+    x = rng.normal(size=(2, 4, 3, 5))
+    t = rng.integers(0, x.shape[axis], size=np.delete(x.shape, axis))
+    options = {"weight": rng.uniform(size=x.shape[axis]), "label_smoothing": 0.1}
+    moved = np.moveaxis(x, axis, 1)
+    wanted = run("cross_entropy", {"input": moved}, {"target": t}, **options)
+    found = run("cross_entropy", {"input": x}, {"target": t}, class_axis=axis, **options)
+    np.testing.assert_allclose(found["loss"], wanted["loss"])
+    np.testing.assert_allclose(np.moveaxis(found["grad_input"], axis, 1), wanted["grad_input"])
+
+
+@pytest.mark.parametrize("dtype", [f16, bf16], ids=str)
+@pytest.mark.parametrize(
+    ("name", "target", "options"),
+    [
+        ("cross_entropy", classes(4, -100), {}),
+        ("cross_entropy", classes(4), {"weight": W4 + 1, "label_smoothing": 0.1}),
+        ("mse_loss", ordinary, {}),
+        ("huber_loss", ordinary, {}),
+        ("binary_cross_entropy_with_logits", bits, {}),
+        ("kl_div", distributions(1), {"reduction": "batchmean"}),
+        ("soft_margin_loss", signs, {}),
+    ],
+)
+def test_losses_of_16_bit_models_stay_16_bit_and_near_the_double_ones(
+    name: str, target: Draw, options: dict[str, Any], dtype: DType
+) -> None:
+    rng = np.random.default_rng(8)
+    x, t = rng.normal(size=(60, 4)), np.asarray(target(rng, (60, 4)))
+    t = t[:, 0] if name == "cross_entropy" else t
+    rounded = x.astype(dtype.numpy).astype(float)
+    low = run(name, {"input": x}, {"target": t}, dtype, **options)
+    high = run(name, {"input": rounded}, {"target": t}, **options)
+    assert low["loss"].dtype == low["grad_input"].dtype == dtype.numpy
+    np.testing.assert_allclose(low["loss"].astype(float), high["loss"], rtol=4 * TOLERANCE[dtype.name])
+    worst = 2 * TOLERANCE[dtype.name] * np.abs(high["grad_input"]).max()
+    np.testing.assert_allclose(low["grad_input"].astype(float), high["grad_input"], atol=worst)
+
+
+def test_a_16_bit_mean_does_not_overflow_where_its_sum_would() -> None:
+    x = np.full((300, 300), 1.0)
+    found = run("mse_loss", {"input": x}, {"target": x + 100}, f16)
+    np.testing.assert_allclose(found["loss"].astype(float), 1e4, rtol=2e-3)
+    many = np.tile([[0.0, 10.0]], (9000, 1))
+    found = run("cross_entropy", {"input": many}, {"target": np.zeros(9000, int)}, f16)
+    np.testing.assert_allclose(found["loss"].astype(float), 10, rtol=2e-3)
+
+
+def test_no_float32_constant_stands_in_a_double_or_float16_graph() -> None:
+    for dtype in (f64, f16):
+        for name in ("mse_loss", "binary_cross_entropy_with_logits", "huber_loss"):
+            made = built(name, [tensor(dtype, (3, 4))], {})
+            literals = [v.dtype for v in made.graph.nodes if v.primitive.name == "literal" and v.dtype.floating]
+            assert set(literals) <= {dtype}
+
+
+def second_gradient(
+    record: Any, x: np.ndarray, target: Any, options: Mapping[str, Any]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Gradient, and the gradient of `<gradient, d>` for a direction d."""
+    rng = np.random.default_rng(9)
+    d = rng.normal(size=x.shape)
+    with building():
+        v = p.input("input", tensor(f64, x.shape))
+        needed = record.needed([v.type], options)
+        targets = {n: p.input(n, t, "target") for n, t in needed.items()}
+        y = record([v], targets, options)
+        (g,) = vjp([y], [p.literal(1.0, f64)], [v])
+        (h,) = vjp([g], [p.literal(d)], [v])
+        graph = Graph((v, *targets.values()), {"g": g, "h": h})
+    out = evaluate(graph, {"input": x, "target": target})
+    return out["g"], out["h"], d
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "options"),
+    [
+        ("cross_entropy", classes(4), {}),
+        ("cross_entropy", classes(4, -100), {"label_smoothing": 0.1, "weight": W4}),
+        ("binary_cross_entropy_with_logits", bits, {"pos_weight": W4}),
+        ("sigmoid_focal_loss", bits, {}),
+        ("softmax_focal_loss", classes(4), {}),
+        ("huber_loss", ordinary, {}),
+        ("poisson_nll_loss", counts, {}),
+    ],
+)
+def test_second_derivatives_are_those_of_differences(name: str, target: Draw, options: dict[str, Any]) -> None:
+    rng = np.random.default_rng(10)
+    x, h = rng.normal(size=(3, 4)), 1e-6
+    t = target(rng, (3,) if "cross_entropy" == name or "softmax" in name else (3, 4))
+    _, found, d = second_gradient(loss(name), x, t, options)
+    ahead, _, _ = second_gradient(loss(name), x + h * d, t, options)
+    behind, _, _ = second_gradient(loss(name), x - h * d, t, options)
+    np.testing.assert_allclose(found, (ahead - behind) / (2 * h), atol=1e-7)
+
+
+def test_every_record_says_what_it_is_and_every_alias_is_its_own() -> None:
+    records = {id(r): r for r in LOSSES.values()}.values()
+    for record in records:
+        assert record.formula
+        assert record.reference
+        assert record.function.__doc__
+        assert record.options["reduction"] == "mean"
+        assert LOSSES[record.name] is record
+    names = [n for r in records for n in (r.name, *r.aliases)]
+    assert len(names) == len(set(names)) == len(LOSSES)
+    for activation in (a for r in records for a in r.on_logits.values()):
+        assert activation in LOSSES
+
+
+def test_every_loss_of_torch_nn_functional_has_a_record() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed (pip install pullback[torch])")
+    F = torch.nn.functional
+    wanted = {n for n in dir(F) if n.endswith("_loss") and not n.startswith("_")}
+    wanted |= {"cross_entropy", "kl_div", "binary_cross_entropy", "binary_cross_entropy_with_logits"}
+    assert wanted <= set(LOSSES) | {"linear_cross_entropy"}
+
+
+def test_what_cannot_be_is_refused_with_the_way_out() -> None:
+    with pytest.raises(Refusal, match="near names: cross_entropy"):
+        loss("cros_entropy")
+    with pytest.raises(Refusal, match="no option 'label_smothing'; near names: label_smoothing"):
+        loss("cross_entropy").check({"label_smothing": 0.1})
+    with pytest.raises(Refusal, match="reduction is one of none, mean, sum, found 'batchmean'"):
+        loss("mse").check({"reduction": "batchmean"})
+    with pytest.raises(Refusal, match="takes 3 outputs"), building():
+        loss("triplet_margin_loss")([p.input("x", tensor(f32, (2, 3)))], {})
+    with pytest.raises(PullbackError, match="a target of the shape of the output"), building():
+        loss("mse")([p.input("x", tensor(f32, (N, 1)))], {"target": p.input("t", tensor(f32, (N,)), "target")})
+    with pytest.raises(PullbackError, match="class_axis 4"):
+        loss("cross_entropy").needed([tensor(f32, (2, 3))], {"class_axis": 4})

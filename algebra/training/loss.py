@@ -15,7 +15,7 @@ from ..composites import as_number, mean, size_of
 from ..dims import Dim, is_one, same_shape
 from ..errors import InconclusiveDim, Refusal, TypeMismatch
 from ..graph import Value
-from ..types import TensorType, i64
+from ..types import TensorType, f32, i64
 
 __all__ = ["Loss", "Number", "Targets"]
 
@@ -99,11 +99,16 @@ def total(x: Value) -> Value:
 
 
 def average(x: Value) -> Value:
-    """The mean of all elements; of nothing NaN, as PyTorch. 16-bit floats take one axis at a time, as a sum over all might overflow."""
+    """The mean of all elements; of nothing NaN, as PyTorch.
+
+    Of 16-bit floats one axis at a time, divided before it is summed: a sum might overflow, and no float32 constant enters the graph.
+    """
     if x.dtype.bits > 16:
         return mean(x, tuple(range(x.rank)))
     for axis in reversed(range(x.rank)):
-        x = mean(x, (axis,))
+        count = x.shape[axis]
+        empty = isinstance(count, int) and count == 0  # of nothing, only the later division gives NaN
+        x = mean(x, (axis,)) if empty else p.reduce_sum(divided(x, count), axes=(axis,))
     return x
 
 
@@ -123,8 +128,6 @@ def quotient(x: Value, weight: Value) -> Value:
     """`sum(x) / sum(weight)`, accumulated in float32 where the dtype has 16 bits."""
     if x.dtype.bits > 16:
         return p.div(total(x), total(weight))
-    from ..types import f32
-
     return p.cast(p.div(total(p.cast(x, dtype=f32)), total(p.cast(weight, dtype=f32))), dtype=x.dtype)
 
 
