@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import json
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +16,7 @@ from onnx.external_data_helper import load_external_data_for_tensor
 
 from ..algebra.errors import PullbackError, Refusal
 
-__all__ = ["opened", "restored", "written"]
+__all__ = ["carried", "opened", "original_of", "restored", "written"]
 
 Split = tuple[str, str, str, int]
 """A tensor that the reader took apart: its own name, the stored tensor's, the first output of the node that reads it, and where."""
@@ -162,7 +165,7 @@ def _replace(tensor: TensorProto, value: np.ndarray, base: Path | None) -> None:
 def _load_rest(graph: GraphProto, base: Path | None) -> None:
     """Bring external data in, so that the written model is whole wherever it goes."""
     for tensor in _tensors(graph):
-        if tensor.data_location == TensorProto.EXTERNAL:
+        if tensor.data_location == TensorProto.EXTERNAL and not tensor.doc_string.startswith(STUB):
             if base is None:
                 raise PullbackError(f"tensor {tensor.name!r} lies in external data, but the model's folder is unknown")
             load_external_data_for_tensor(tensor, str(base))
@@ -181,3 +184,76 @@ def _tensors(graph: GraphProto) -> Iterator[TensorProto]:
                 yield attribute.t
             elif attribute.type == AttributeProto.GRAPH:
                 yield from _tensors(attribute.g)
+
+
+# ---- the original inside a training step ----------------------------------------------------------------------
+
+MODEL, SPLIT = "pullback.model", "pullback.split"
+STUB = "pullback:"
+
+
+def carried(
+    model: ModelProto, held: Collection[str], *, split: Iterable[Split] = (), base: Path | None = None
+) -> dict[str, str]:
+    """Metadata that holds the original model, without the tensors that the training file holds under their names (`held`)."""
+    light = ModelProto()
+    for field in ("ir_version", "producer_name", "producer_version", "domain", "model_version", "doc_string"):
+        if model.HasField(field):
+            setattr(light, field, getattr(model, field))
+    light.opset_import.extend(model.opset_import)
+    light.functions.extend(model.functions)
+    light.metadata_props.extend(model.metadata_props)
+    graph = light.graph
+    for name in ("name", "doc_string"):
+        setattr(graph, name, getattr(model.graph, name))
+    for repeated in (
+        "input",
+        "output",
+        "value_info",
+        "quantization_annotation",
+        "metadata_props",
+        "sparse_initializer",
+    ):
+        getattr(graph, repeated).extend(getattr(model.graph, repeated))
+    graph.initializer.extend(_stub(t, t.name) if t.name in held else t for t in model.graph.initializer)
+    for node in model.graph.node:
+        if node.op_type == "Constant" and node.output[0] in held and node.attribute[0].name == "value":
+            copied = NodeProto(op_type="Constant", name=node.name, domain=node.domain, doc_string=node.doc_string)
+            copied.output.extend(node.output)
+            attribute = copied.attribute.add(name="value", type=AttributeProto.TENSOR)
+            attribute.t.CopyFrom(_stub(node.attribute[0].t, node.output[0]))
+            copied.metadata_props.extend(node.metadata_props)
+            graph.node.append(copied)
+        else:
+            graph.node.append(node)
+    _load_rest(graph, base)
+    packed = base64.b85encode(zlib.compress(light.SerializeToString())).decode("ascii")
+    records = [list(s) for s in split]
+    return {MODEL: packed, **({SPLIT: json.dumps(records)} if records else {})}
+
+
+def _stub(tensor: TensorProto, name: str) -> TensorProto:
+    stub = TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims, doc_string=f"{STUB}{name}")
+    stub.metadata_props.extend(tensor.metadata_props)
+    return stub
+
+
+def original_of(
+    model: ModelProto, value: Callable[[str], np.ndarray | None]
+) -> tuple[ModelProto, list[Split], None] | None:
+    """The original model that a training step carries, its tensors taken from the step; None where it carries none."""
+    props = {prop.key: prop.value for prop in model.metadata_props}
+    if MODEL not in props:
+        return None
+    original = ModelProto()
+    original.ParseFromString(zlib.decompress(base64.b85decode(props[MODEL])))
+    for tensor in _tensors(original.graph):
+        if tensor.doc_string.startswith(STUB):
+            name = tensor.doc_string.removeprefix(STUB)
+            found = value(name)
+            if found is None:
+                raise PullbackError(f"the training step lacks the original model's tensor {name!r}")
+            tensor.CopyFrom(
+                numpy_helper.from_array(np.ascontiguousarray(found).reshape(tuple(tensor.dims)), tensor.name)
+            )
+    return original, [(a, b, c, int(d)) for a, b, c, d in json.loads(props.get(SPLIT, "[]"))], None

@@ -1,0 +1,634 @@
+"""Training on stock onnxruntime.
+
+Weights, slots, the step counter and state live in two sets of buffers that onnxruntime reads and writes in place: a step reads one and writes
+the other, and nothing passes through Python but the batch and the loss.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import ModelProto, numpy_helper
+
+from ..algebra.errors import PullbackError, Refusal
+from ..algebra.graph import Constant, Graph
+from ..algebra.passes import default as simplified
+from ..algebra.signature import Entry, Signature
+from .data import Arrays, Batch, Data, numpy_dtype, open_data
+from .metrics import Metric, metric_named
+from .onnx_export import to_onnx
+from .progress import Progress, progress_for
+from .restore import LARGEST, opened, original_of, restored, written
+from .tensorfile import load_tensors, save_tensors
+from .trim import trimmed
+
+__all__ = ["EarlyStopping", "History", "Trainer"]
+
+Arrangement = dict[str, np.ndarray]
+CARRIED = ("parameter", "slot", "state", "step")
+FED = ("input", "target")
+
+
+class Parts(Protocol):
+    """What a trainer needs of a training step: its graphs."""
+
+    @property
+    def graph(self) -> Graph: ...
+    @property
+    def gradients(self) -> Graph: ...
+    @property
+    def apply(self) -> Graph: ...
+    @property
+    def evaluation(self) -> Graph: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyStopping:
+    """Stop when `monitor` (lower is better; `-name` where higher is) has not improved by `min_delta` for `patience` epochs."""
+
+    patience: int = 5
+    monitor: str = "val_loss"
+    min_delta: float = 0.0
+    restore_best: bool = True
+
+
+@dataclass(slots=True)
+class History:
+    """The loss of every update, and one row for each epoch."""
+
+    losses: list[float] = field(default_factory=list)
+    epochs: list[dict[str, float]] = field(default_factory=list)
+    stopped: str | None = None
+
+
+# ---- where the parts come from ---------------------------------------------------------------------------------------------------------
+
+
+class _Models:
+    """The ONNX models of a step's parts, made or read when first needed, and first values."""
+
+    def __init__(self, signature: Signature, initial: Callable[[str], np.ndarray | None], make: Callable[[str], ModelProto | None],
+                 original: Callable[[], tuple[ModelProto, Sequence[Any], Path | None] | None]) -> None:  # fmt: skip
+        self.signature, self.initial, self.original, self._make = signature, initial, original, make
+        self._made: dict[str, ModelProto | None] = {}
+
+    def get(self, kind: str) -> ModelProto | None:
+        if kind not in self._made:
+            self._made[kind] = self._make(kind)
+        return self._made[kind]
+
+
+def _from_parts(parts: Parts, profile: str) -> _Models:
+    graphs = {"step": "graph", "gradients": "gradients", "apply": "apply", "evaluation": "evaluation"}
+    data: Mapping[str, Constant] = {**parts.evaluation.data, **parts.graph.data}
+
+    def make(kind: str) -> ModelProto:
+        graph: Graph = getattr(parts, graphs[kind])
+        return to_onnx(simplified(graph), profile=profile, target="onnxruntime", embed="frozen")
+
+    def original() -> tuple[ModelProto, Sequence[Any], Path | None] | None:
+        info = parts.graph.info
+        return (info["model"], info.get("split", ()), info.get("base")) if "model" in info else None
+
+    return _Models(Signature.of(parts.graph), lambda name: data[name].array if name in data else None, make, original)
+
+
+def _from_files(path: str | Path, others: Mapping[str, str | Path]) -> _Models:
+    source = Path(path)
+    model = opened(source)
+    signature = signature_of(model, str(path))
+    beside = source.with_suffix(".safetensors")
+    tensors = load_tensors(beside)[0] if beside.exists() else {}
+    stored = {t.name: t for t in model.graph.initializer}
+
+    def initial(name: str) -> np.ndarray | None:
+        if name in stored:
+            return np.asarray(numpy_helper.to_array(stored[name]))
+        return tensors.get(name)
+
+    def make(kind: str) -> ModelProto | None:
+        if kind == "step":
+            return model
+        if kind in others:
+            return opened(others[kind])
+        return model if kind == "gradients" or (kind == "evaluation" and not _modes(signature)) else None
+
+    return _Models(signature, initial, make, lambda: original_of(model, initial))
+
+
+def signature_of(model: ModelProto, name: str) -> Signature:
+    """The signature that a written model carries."""
+    for prop in model.metadata_props:
+        if prop.key == "pullback.signature":
+            return Signature.from_json(prop.value)
+    raise PullbackError(f"{name!r} has no signature: it was not written by pullback")
+
+
+def _modes(signature: Signature) -> list[str]:
+    """What the step does otherwise than inference."""
+    training = signature.training
+    return [k for k in ("batch_norms", "dropout") if training.get(k)]
+
+
+# ---- sessions --------------------------------------------------------------------------------------------------------------------------
+
+
+class _Session:
+    """One part on onnxruntime, with bindings to buffers."""
+
+    def __init__(
+        self, model: ModelProto, outputs: Sequence[str], options: ort.SessionOptions, providers: Sequence[str]
+    ) -> None:
+        part = trimmed(model, outputs)
+        held = {i.name for i in part.graph.input}
+        initializers = [t for t in part.graph.initializer if t.name not in held]
+        del part.graph.initializer[:]
+        part.graph.initializer.extend(initializers)
+        self.inputs = [i.name for i in part.graph.input]
+        self.outputs = [o.name for o in part.graph.output]
+        self.session = _opened(part, options, providers)
+        self._bindings: dict[int, ort.IOBinding] = {}
+
+    def run(
+        self,
+        key: int,
+        stored: Mapping[str, ort.OrtValue],
+        into: Mapping[str, ort.OrtValue],
+        fed: Mapping[str, ort.OrtValue],
+    ) -> list[Any]:
+        """Run with stored inputs and outputs bound (once for each key) and the batch fed; what is not bound comes back as arrays."""
+        binding = self._bindings.get(key)
+        if binding is None:
+            binding = self._bindings[key] = self.session.io_binding()
+            for name in self.inputs:
+                if name in stored:
+                    binding.bind_ortvalue_input(name, stored[name])
+            for name in self.outputs:
+                if name in into:
+                    binding.bind_ortvalue_output(name, into[name])
+        for name in self.inputs:
+            if name in fed:
+                binding.bind_ortvalue_input(name, fed[name])
+        free = [name for name in self.outputs if name not in into]
+        for name in free:
+            binding.bind_output(name)
+        self.session.run_with_iobinding(binding)
+        if not free:
+            return []
+        produced = dict(zip(self.outputs, binding.get_outputs(), strict=True))
+        return [produced[name] for name in free]
+
+
+def _opened(model: ModelProto, options: ort.SessionOptions, providers: Sequence[str]) -> ort.InferenceSession:
+    if model.ByteSize() < LARGEST:
+        return ort.InferenceSession(model.SerializeToString(), options, providers=list(providers))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "part.onnx"
+        onnx.save_model(model, path, save_as_external_data=True, all_tensors_to_one_file=True, location="part.data")
+        return ort.InferenceSession(str(path), options, providers=list(providers))
+
+
+_SPECIAL = {"bfloat16": onnx.TensorProto.BFLOAT16}
+
+
+def _wrapped(array: np.ndarray) -> ort.OrtValue:
+    """An OrtValue upon the array's own memory."""
+    if array.dtype.name in _SPECIAL:
+        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), _SPECIAL[array.dtype.name])
+    return ort.OrtValue.ortvalue_from_numpy(array)
+
+
+def _unwrapped(value: ort.OrtValue) -> np.ndarray:
+    array: np.ndarray = value.numpy()
+    return array
+
+
+# ---- the trainer -----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where a run stands: the epoch, the batches of it that are done, the sum of their losses, and how the data is drawn."""
+
+    epoch: int = 0
+    batch: int = 0
+    total: float = 0.0
+    count: int = 0
+    best: float | None = None
+    waited: int = 0
+
+
+class Trainer:
+    """Trains a step on stock onnxruntime.
+
+    >>> trainer = Trainer(step)                      # doctest: +SKIP
+    >>> trainer.fit(data, epochs=3)                  # doctest: +SKIP
+    >>> trainer.export("trained.onnx")               # doctest: +SKIP
+    """
+
+    def __init__(self, step: Parts | str | Path, *, profile: str = "explicit", threads: int | None = None,
+                 providers: Sequence[str] = ("CPUExecutionProvider",)) -> None:  # fmt: skip
+        self._setup(
+            _from_files(step, {}) if isinstance(step, str | Path) else _from_parts(step, profile), threads, providers
+        )
+
+    @classmethod
+    def from_file(cls, path: str | Path, *, gradients: str | Path | None = None, apply: str | Path | None = None,
+                  evaluation: str | Path | None = None, threads: int | None = None,
+                  providers: Sequence[str] = ("CPUExecutionProvider",)) -> Trainer:  # fmt: skip
+        """A trainer of a written step. Accumulation needs the `apply` file; validation of a step with batch statistics or dropout the `evaluation` one."""
+        others = {
+            k: v for k, v in (("gradients", gradients), ("apply", apply), ("evaluation", evaluation)) if v is not None
+        }
+        trainer = cls.__new__(cls)
+        trainer._setup(_from_files(path, others), threads, providers)
+        return trainer
+
+    def _setup(self, models: _Models, threads: int | None, providers: Sequence[str]) -> None:
+        self._models = models
+        self.signature = models.signature
+        if self.signature.kind != "step":
+            raise PullbackError(f"a training step is required, found a graph of kind {self.signature.kind!r}")
+        self._options = ort.SessionOptions()
+        self._options.log_severity_level = 3
+        if threads is not None:
+            self._options.intra_op_num_threads = threads
+        self._providers = tuple(providers)
+        self._sessions: dict[str, _Session] = {}
+        self._stored = [e for e in self.signature.inputs if e.role not in FED]
+        self.entries = tuple(e for e in self.signature.inputs if e.role in FED)
+        self._arrays: tuple[Arrangement, Arrangement] = ({}, {})
+        self._values: tuple[dict[str, ort.OrtValue], dict[str, ort.OrtValue]] = ({}, {})
+        self._current = 0
+        carried = set(self.signature.carried.values())
+        missing = []
+        for e in self._stored:
+            value = models.initial(e.name)
+            if value is None:
+                missing.append(f"{e.role} {e.name!r} ({e.dtype} {list(e.shape)})")
+                continue
+            first = np.array(value, numpy_dtype(e.dtype), order="C", copy=True)
+            second = np.empty_like(first) if e.name in carried else first
+            for i, array in enumerate((first, second)):
+                self._arrays[i][e.name] = array
+            wrapped = _wrapped(first)
+            self._values[0][e.name] = wrapped
+            self._values[1][e.name] = wrapped if second is first else _wrapped(second)
+        if missing:
+            raise Refusal("the training step lacks first values", [f"none for {m}" for m in missing])
+        self._loss_name = self.signature.outputs_of("loss")[0].name
+        loss = self.signature.outputs_of("loss")[0]
+        self._loss = np.zeros((), numpy_dtype(loss.dtype))
+        self._loss_value = _wrapped(self._loss)
+        self._gradients: Arrangement = {}
+        self._gradient_values: dict[str, ort.OrtValue] = {}
+        self._place = _Place()
+        self.history = History()
+
+    # ---- values ----
+
+    def values(self, *roles: str) -> dict[str, np.ndarray]:
+        """Copies of the stored inputs of these roles (all of them without any), as they now are."""
+        return {
+            e.name: self._arrays[self._current][e.name].copy() for e in self._stored if not roles or e.role in roles
+        }
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        """Copies of the trained parameters."""
+        return self.values("parameter")
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Copies of the running statistics."""
+        return self.values("state")
+
+    def assign(self, values: Mapping[str, Any]) -> None:
+        """Give stored inputs new values: weights, slots, `lr`, `seed`, ..."""
+        known = {e.name: e for e in self._stored}
+        unknown = [n for n in values if n not in known]
+        if unknown:
+            raise Refusal("values for inputs that the step does not store", [f"no stored input {n!r}" for n in unknown])
+        for name, value in values.items():
+            target = self._arrays[self._current][name]
+            given = np.asarray(value)
+            if given.shape != target.shape:
+                raise PullbackError(f"{name!r} has shape {list(target.shape)}, found {list(given.shape)}")
+            target[...] = given.astype(target.dtype)
+
+    @property
+    def steps(self) -> int:
+        """The number of updates so far."""
+        (entry,) = self.signature.inputs_of("step")
+        return int(self._arrays[self._current][entry.name])
+
+    # ---- one step ----
+
+    def _session(self, kind: str, outputs: Sequence[str], key: str) -> _Session:
+        if key not in self._sessions:
+            model = self._models.get(kind)
+            if model is None:
+                raise PullbackError(self._lacking(kind))
+            self._sessions[key] = _Session(model, outputs, self._options, self._providers)
+        return self._sessions[key]
+
+    def _lacking(self, kind: str) -> str:
+        why = "batch statistics or dropout" if kind == "evaluation" else "the update apart from the gradients"
+        return (
+            f"this needs the step's {kind} graph ({why}), which the one file does not hold: give {kind}= to from_file"
+        )
+
+    def step(self, batch: Mapping[str, Any]) -> float:
+        """One update; the loss before it."""
+        outputs = [self._loss_name, *self.signature.carried]
+        session = self._session("step", outputs, "step")
+        here, there = self._values[self._current], self._values[1 - self._current]
+        into = {self._loss_name: self._loss_value, **{o: there[i] for o, i in self.signature.carried.items()}}
+        session.run(self._current, here, into, self._fed(batch))
+        self._current = 1 - self._current
+        return float(self._loss)
+
+    def accumulated(self, batches: Sequence[Mapping[str, Any]]) -> float:
+        """One update by the mean of the gradients of several batches, each weighted by its number of samples; the mean loss."""
+        weights = np.array([_samples(b) for b in batches], np.float64)
+        weights /= weights.sum()
+        gradients = self.signature.gradients
+        states = {
+            o: i for o, i in self.signature.carried.items() if i in {e.name for e in self.signature.inputs_of("state")}
+        }
+        forward = self._session("gradients", [self._loss_name, *gradients.values(), *states], "gradients")
+        sums = {e.name: np.zeros(_static(e), numpy_dtype(e.dtype)) for e in self.signature.outputs_of("gradient")}
+        if not self._gradients:
+            self._gradients = {name: np.empty_like(total) for name, total in sums.items()}
+            self._gradient_values = {name: _wrapped(array) for name, array in self._gradients.items()}
+        loss = 0.0
+        for batch, weight in zip(batches, weights, strict=True):
+            here, there = self._values[self._current], self._values[1 - self._current]
+            into = {
+                self._loss_name: self._loss_value,
+                **self._gradient_values,
+                **{o: there[i] for o, i in states.items()},
+            }
+            forward.run(self._current, here, into, self._fed(batch))
+            loss += float(self._loss) * float(weight)
+            for name, total in sums.items():
+                total += self._gradients[name] * total.dtype.type(weight)
+            for i in states.values():
+                self._arrays[self._current][i][...] = self._arrays[1 - self._current][i]
+        return self._apply(sums, loss, set(states.values()))
+
+    def _apply(self, gradients: Mapping[str, np.ndarray], loss: float, states: set[str]) -> float:
+        carried = {o: i for o, i in self.signature.carried.items() if i not in states}
+        update = self._session("apply", list(carried), "apply")
+        here, there = self._values[self._current], self._values[1 - self._current]
+        fed = {name: _wrapped(np.ascontiguousarray(g)) for name, g in gradients.items()}
+        update.run(self._current, here, {o: there[i] for o, i in carried.items()}, fed)
+        for i in states:
+            self._arrays[1 - self._current][i][...] = self._arrays[self._current][i]
+        self._current = 1 - self._current
+        return loss
+
+    def _fed(self, batch: Mapping[str, Any]) -> dict[str, ort.OrtValue]:
+        missing = [e.name for e in self.entries if e.name not in batch]
+        if missing:
+            raise Refusal("a batch lacks inputs", [f"no {n!r}" for n in missing])
+        return {e.name: _wrapped(np.ascontiguousarray(batch[e.name], numpy_dtype(e.dtype))) for e in self.entries}
+
+    # ---- evaluation ----
+
+    def evaluate(self, data: Any, *, batch_size: int = 256, metrics: Sequence[str | Metric] = (),
+                 axes: Mapping[str, int] | None = None) -> dict[str, float]:  # fmt: skip
+        """The loss and metrics of data in inference mode: means over batches, weighted by their numbers of samples."""
+        source = open_data(data, self.entries, axes=axes)
+        named = {getattr(m, "__name__", str(m)): metric_named(m, self.signature) for m in metrics}
+        outputs = [e.name for e in self.signature.outputs_of("output")] if named else []
+        session = self._session("evaluation", [self._loss_name, *outputs], f"evaluation {bool(named)}")
+        totals = dict.fromkeys(("loss", *named), 0.0)
+        count = 0
+        for batch in source.batches(_batch_size(source, batch_size), shuffle=False, seed=0, epoch=0):
+            found = session.run(
+                self._current, self._values[self._current], {self._loss_name: self._loss_value}, self._fed(batch)
+            )
+            results = dict(
+                zip([o for o in session.outputs if o != self._loss_name], map(_unwrapped, found), strict=True)
+            )
+            n = _samples(batch)
+            totals["loss"] += float(self._loss) * n
+            for name, metric in named.items():
+                totals[name] += metric(results, batch) * n
+            count += n
+        if not count:
+            raise PullbackError("there is no data to evaluate on")
+        return {k: v / count for k, v in totals.items()}
+
+    def predict(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """The model's outputs in inference mode."""
+        outputs = [e.name for e in self.signature.outputs_of("output")]
+        session = self._session("evaluation", outputs, "predict")
+        known = {e.name: e for e in self.entries}
+        missing = [n for n in session.inputs if n in known and n not in inputs]
+        if missing:
+            raise Refusal("inputs are missing", [f"no {n!r}" for n in missing])
+        fed = {
+            n: _wrapped(np.ascontiguousarray(inputs[n], numpy_dtype(known[n].dtype)))
+            for n in session.inputs
+            if n in known
+        }
+        found = session.run(self._current, self._values[self._current], {}, fed)
+        return dict(zip(session.outputs, map(_unwrapped, found), strict=True))
+
+    # ---- many steps ----
+
+    def fit(
+        self,
+        data: Any,
+        *,
+        epochs: int = 1,
+        batch_size: int = 32,
+        shuffle: bool = True,
+        seed: int = 0,
+        accumulate: int = 1,
+        validation: Any = None,
+        metrics: Sequence[str | Metric] = (),
+        callbacks: Iterable[Callback] = (),
+        early_stopping: EarlyStopping | int | None = None,
+        checkpoint: str | Path | None = None,
+        checkpoint_every: int | None = None,
+        resume: bool = False,
+        progress: bool | Progress = True,
+        axes: Mapping[str, int] | None = None,
+    ) -> History:
+        """Train until `epochs` epochs are done.
+
+        `data` (and `validation`) as `open_data` takes it. `accumulate` batches make one update. A callback is `f(trainer, row)` after each epoch;
+        it stops the run by returning True. `checkpoint` is written after each epoch, and every `checkpoint_every` updates; with `resume` a run
+        that was cut short goes on from it, to the same bits that it would have reached undisturbed.
+        """
+        source = open_data(data, self.entries, axes=axes)
+        size = _batch_size(source, batch_size)
+        held_out = None if validation is None else open_data(validation, self.entries, axes=axes)
+        stopping = EarlyStopping(early_stopping) if isinstance(early_stopping, int) else early_stopping
+        if stopping is not None and stopping.monitor.lstrip("-").startswith("val_") and held_out is None:
+            raise PullbackError(f"early stopping watches {stopping.monitor!r}, but there is no validation data")
+        drawn = {"batch_size": size, "shuffle": shuffle, "seed": seed, "accumulate": accumulate}
+        self._place, self.history = _Place(), History()
+        best: Arrangement = {}
+        if resume and checkpoint is not None and Path(checkpoint).exists():
+            best = self.load(checkpoint, drawn)
+        drop = isinstance(source, Arrays) and source.fixed_batch() is not None
+        shown = progress_for(progress)
+        with shown.run(epochs, source.count(size, drop)):
+            while self._place.epoch < epochs and self.history.stopped is None:
+                started = time.perf_counter()
+                self._epoch(source, drawn, drop, shown, checkpoint, checkpoint_every, best)
+                row = self._row(held_out, metrics, size, time.perf_counter() - started)
+                shown.epoch(row)
+                self.history.epochs.append(row)
+                self._place = _Place(self._place.epoch + 1, best=self._place.best, waited=self._place.waited)
+                if stopping is not None:
+                    self._watch(stopping, row, best)
+                answers = [callback(self, row) for callback in callbacks]
+                if any(answers):
+                    self.history.stopped = "a callback asked for it"
+                if checkpoint is not None:
+                    self.save(checkpoint, drawn, best)
+        if best and stopping is not None and stopping.restore_best:
+            self.assign(best)
+        return self.history
+
+    def _epoch(self, source: Data, drawn: Mapping[str, Any], drop: bool, shown: Progress, checkpoint: str | Path | None,
+               every: int | None, best: Arrangement) -> None:  # fmt: skip
+        place, waiting = self._place, []
+        batches = source.batches(
+            drawn["batch_size"],
+            shuffle=drawn["shuffle"],
+            seed=drawn["seed"],
+            epoch=place.epoch,
+            start=place.batch,
+            drop_last=drop,
+        )
+        for batch in batches:
+            waiting.append(batch)
+            if len(waiting) == drawn["accumulate"]:
+                self._one(waiting, shown)
+                waiting = []
+                if every and checkpoint is not None and self.steps % every == 0:
+                    self.save(checkpoint, drawn, best)
+        if waiting:
+            self._one(waiting, shown)
+        if not place.count:
+            raise PullbackError("there is no data to train on")
+
+    def _one(self, batches: Sequence[Batch], shown: Progress) -> None:
+        loss = self.step(batches[0]) if len(batches) == 1 else self.accumulated(batches)
+        n = sum(map(_samples, batches))
+        place = self._place
+        place.batch += len(batches)
+        place.total += loss * n
+        place.count += n
+        self.history.losses.append(loss)
+        shown.step(loss, len(batches))
+
+    def _row(
+        self, held_out: Data | None, metrics: Sequence[str | Metric], size: int, seconds: float
+    ) -> dict[str, float]:
+        place = self._place
+        row: dict[str, float] = {"epoch": place.epoch + 1, "loss": place.total / place.count}
+        if held_out is not None:
+            found = self.evaluate(held_out, batch_size=size, metrics=metrics)
+            row.update({f"val_{k}": v for k, v in found.items()})
+        row["seconds"] = seconds
+        return row
+
+    def _watch(self, stopping: EarlyStopping, row: Mapping[str, float], best: Arrangement) -> None:
+        monitor, sign = stopping.monitor.removeprefix("-"), -1 if stopping.monitor.startswith("-") else 1
+        if monitor not in row:
+            raise PullbackError(f"early stopping watches {monitor!r}; there are {', '.join(row)}")
+        value, place = sign * row[monitor], self._place
+        if place.best is None or value < place.best - stopping.min_delta:
+            place.best, place.waited = value, 0
+            if stopping.restore_best:
+                best.update(self.values("parameter", "state"))
+            return
+        place.waited += 1
+        if place.waited >= stopping.patience:
+            self.history.stopped = f"{monitor} has not improved for {stopping.patience} epochs"
+
+    # ---- checkpoints ----
+
+    def save(self, path: str | Path, drawn: Mapping[str, Any] | None = None, best: Arrangement | None = None) -> Path:
+        """Write a checkpoint: weights, slots, step, state and numbers under their names, and where the run stands. The file is whole or the old one."""
+        place = {"place": asdict(self._place), "drawn": dict(drawn or {}), "history": asdict(self.history)}
+        tensors = {e.name: self._arrays[self._current][e.name] for e in self._stored}
+        tensors |= {f"best/{k}": v for k, v in (best or {}).items()}
+        return save_tensors(path, tensors, {"pullback.checkpoint": json.dumps(place), "format": "pt"})
+
+    def load(self, path: str | Path, drawn: Mapping[str, Any] | None = None) -> Arrangement:
+        """Take up a checkpoint. A run that goes on (`drawn` given) must draw its data as the one before did."""
+        tensors, metadata = load_tensors(path)
+        try:
+            place = json.loads(metadata["pullback.checkpoint"])
+        except KeyError:
+            raise PullbackError(f"{str(path)!r} is no checkpoint of a training run") from None
+        names = {e.name for e in self._stored}
+        reasons = [f"no value for {n!r}" for n in sorted(names - tensors.keys())]
+        before = place["drawn"]
+        if drawn is not None and before:
+            reasons += [f"{k} was {before[k]!r}, now {v!r}" for k, v in drawn.items() if before.get(k) != v]
+        if reasons:
+            raise Refusal(f"cannot go on from {str(path)!r}", reasons)
+        self.assign({n: tensors[n] for n in names})
+        self._place, self.history = _Place(**place["place"]), History(**place["history"])
+        return {k.removeprefix("best/"): np.array(v) for k, v in tensors.items() if k.startswith("best/")}
+
+    # ---- the trained model ----
+
+    def export(self, path: str | Path, *, model: ModelProto | str | Path | None = None, average: bool = False) -> Path:
+        """Write the original inference model with the trained weights and statistics in place, node for node as it was.
+
+        `model` is the original where the step does not carry it; `average` writes the moving average of the weights (`ema`) instead.
+        """
+        split: Sequence[Any] = ()
+        base: Path | None = None
+        if model is None:
+            found = self._models.original()
+            if found is None:
+                raise PullbackError("the original model is not known: give model=")
+            model, split, base = found
+        elif not isinstance(model, ModelProto):
+            model, base = opened(model), Path(model).parent
+        return written(restored(model, self._trained(average), split=split, base=base), path)
+
+    def _trained(self, average: bool) -> dict[str, np.ndarray]:
+        values = {**self.parameters(), **self.state()}
+        if average:
+            means = {e.parameter: e.name for e in self.signature.inputs_of("slot") if e.slot == "ema"}
+            if not means:
+                raise PullbackError("the step keeps no moving average of weights: make it with ema=0.999")
+            values |= {str(p): self._arrays[self._current][name].copy() for p, name in means.items()}
+        return values
+
+
+Callback = Callable[[Trainer, Mapping[str, float]], Any]
+
+
+def _static(entry: Entry) -> tuple[int, ...]:
+    """The shape of a parameter or of its gradient."""
+    return tuple(int(d) for d in entry.shape)
+
+
+def _samples(batch: Mapping[str, Any]) -> int:
+    return next((int(np.shape(a)[0]) for a in batch.values() if np.ndim(a)), 1)
+
+
+def _batch_size(source: Data, wanted: int) -> int:
+    """The batch size: that of the model where it is fixed."""
+    fixed = source.fixed_batch() if isinstance(source, Arrays) else None
+    return wanted if fixed is None else fixed
