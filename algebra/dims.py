@@ -11,18 +11,20 @@ import json
 import keyword
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
 import sympy
+from sympy.core.sorting import default_sort_key
 from sympy.printing.precedence import PRECEDENCE
 from sympy.printing.str import StrPrinter
 
 from .errors import DimError, InconclusiveDim
 
 __all__ = [
-    "Dim", "Shape", "at_least", "ceildiv", "dim", "dmax", "dmin", "equal", "evaluate", "exact_div", "floordiv", "is_dim", "is_one",
-    "is_static", "is_zero", "maybe_equal", "mod", "parse", "product", "quote", "same_shape", "show", "show_shape", "simplest", "solve",
+    "Dim", "Shape", "assuming", "at_least", "ceildiv", "dim", "dmax", "dmin", "equal", "evaluate", "exact_div", "floordiv", "is_dim", "is_one",
+    "is_static", "is_zero", "maybe_equal", "mod", "parse", "product", "quote", "same_shape", "show", "show_shape", "simplest", "solve", "solve_atom",
     "substitute", "symbols", "unquote", "walk",
 ]  # fmt: skip
 
@@ -31,7 +33,11 @@ Shape = tuple[Dim, ...]
 
 
 class FloorDiv(sympy.Function):  # type: ignore[misc]
-    """`floor(a / b)` of integers, `b > 0`."""
+    """`floor(a / b)` of integers, `b > 0`.
+
+    For an integer b in one form: the coefficients of a lie in `0 .. b - 1` and have no divisor in common with b, and quotients of quotients are
+    one quotient. So equal sizes that were written in different ways are seen to be equal.
+    """
 
     nargs = 2
     precedence = PRECEDENCE["Add"]  # printed in parentheses inside products
@@ -39,34 +45,29 @@ class FloorDiv(sympy.Function):  # type: ignore[misc]
 
     @classmethod
     def eval(cls, a: sympy.Expr, b: sympy.Expr) -> sympy.Expr | None:
+        if b == 0:
+            raise DimError(f"{show(a)} is divided by 0")
         if a.is_Integer and b.is_Integer:
             return sympy.Integer(int(a) // int(b))
-        if b == 1:
-            return a
         if (q := _exact(a, b)) is not None:
             return q
         if isinstance(a, FloorDiv):
             return FloorDiv(a.args[0], a.args[1] * b)
-        if b.is_Integer and a.is_Add:  # (b*x + y) // b == x + y // b, of the constant term its quotient too
-            whole = {t: q for t in a.args if (q := _exact(t, b)) is not None}
-            constant = next((t for t in a.args if t.is_Integer and t not in whole and not 0 <= t < b), None)
-            if constant is not None:
-                whole[constant] = sympy.Integer(int(constant) // int(b))
-            if whole:
-                rest = a - sympy.Add(*whole) + (0 if constant is None else int(constant) % int(b))
-                return sympy.Add(*whole.values()) + FloorDiv(rest, b)
-            inner = [t for t in a.args if isinstance(t, FloorDiv)]
-            if len(inner) == 1 and all(t.is_Integer for t in a.args if t is not inner[0]):  # (x // c + n) // b == (x + n*c) // (b*c)
-                x, c = inner[0].args
-                return FloorDiv(sympy.expand(x + (a - inner[0]) * c), b * c)
-        return None
+        if b.is_Integer and b > 0:
+            found = _canonical_quotient(a, int(b))
+        else:
+            found = _split_quotient(a, b)
+        if found is None and _within(a, b):
+            return sympy.Integer(0)
+        return found
 
     def _eval_is_nonnegative(self) -> bool | None:
-        return True if _lower(self.args[0]) is not None and (_lower(self.args[0]) or 0) >= 0 else None
+        low = _lower(self)
+        return True if low is not None and low >= 0 else None
 
 
 class Mod(sympy.Function):  # type: ignore[misc]
-    """`a - b * floor(a / b)` of integers, `b > 0`."""
+    """`a - b * floor(a / b)` of integers, `b > 0`; for an integer b the coefficients of a lie in `0 .. b - 1`."""
 
     nargs = 2
     precedence = PRECEDENCE["Add"]  # printed in parentheses inside products
@@ -75,11 +76,23 @@ class Mod(sympy.Function):  # type: ignore[misc]
 
     @classmethod
     def eval(cls, a: sympy.Expr, b: sympy.Expr) -> sympy.Expr | None:
+        if b == 0:
+            raise DimError(f"{show(a)} is divided by 0")
         if a.is_Integer and b.is_Integer:
             return sympy.Integer(int(a) % int(b))
         if _exact(a, b) is not None:
             return sympy.Integer(0)
-        return None
+        if isinstance(a, Mod) and _exact(a.args[1], b) is not None:
+            return Mod(a.args[0], b)
+        if b.is_Integer and b > 0 and (terms := _integer_terms(a)) is not None:
+            n = int(b)
+            reduced = {m: c % n for m, c in terms.items() if c % n}
+            common = math.gcd(n, *reduced.values())
+            if reduced != terms or common > 1:
+                return common * Mod(
+                    sympy.Add(*(c // common * m for m, c in reduced.items())), sympy.Integer(n // common)
+                )
+        return a if _within(a, b) else None
 
 
 class DimMax(sympy.Function):  # type: ignore[misc]
@@ -90,8 +103,15 @@ class DimMax(sympy.Function):  # type: ignore[misc]
 
     @classmethod
     def eval(cls, a: sympy.Expr, b: sympy.Expr) -> sympy.Expr | None:
-        order = _order(a, b)
-        return None if order is None else (a if order >= 0 else b)
+        if _never_less(a, b):
+            return a
+        if _never_less(b, a):
+            return b
+        return DimMax(b, a) if default_sort_key(a) > default_sort_key(b) else None
+
+    def _eval_is_nonnegative(self) -> bool | None:
+        low = _lower(self)
+        return True if low is not None and low >= 0 else None
 
 
 class DimMin(sympy.Function):  # type: ignore[misc]
@@ -102,8 +122,82 @@ class DimMin(sympy.Function):  # type: ignore[misc]
 
     @classmethod
     def eval(cls, a: sympy.Expr, b: sympy.Expr) -> sympy.Expr | None:
-        order = _order(a, b)
-        return None if order is None else (b if order >= 0 else a)
+        if _never_less(a, b):
+            return b
+        if _never_less(b, a):
+            return a
+        return DimMin(b, a) if default_sort_key(a) > default_sort_key(b) else None
+
+    def _eval_is_nonnegative(self) -> bool | None:
+        low = _lower(self)
+        return True if low is not None and low >= 0 else None
+
+
+_FUNCTIONS = (FloorDiv, Mod, DimMax, DimMin)
+
+
+def _integer_terms(a: sympy.Expr) -> dict[sympy.Expr, int] | None:
+    """`{monomial: coefficient}` of a polynomial with integer coefficients (the constant is that of 1), or None."""
+    terms: dict[sympy.Expr, int] = {}
+    for term in sympy.Add.make_args(_expand(a)):
+        coefficient, monomial = term.as_coeff_Mul()
+        if not coefficient.is_Integer:
+            return None
+        terms[monomial] = terms.get(monomial, 0) + int(coefficient)
+    return terms
+
+
+def _canonical_quotient(a: sympy.Expr, b: int) -> sympy.Expr | None:
+    """`floor(a / b)` with whole parts outside and common divisors gone; None where it is so already."""
+    terms = _integer_terms(a)
+    if terms is None:
+        return None
+    one = sympy.Integer(1)
+    whole = sympy.Add(*(c // b * m for m, c in terms.items()))
+    rest = {m: c % b for m, c in terms.items() if c % b}
+    constant = rest.pop(one, 0)
+    common = math.gcd(b, *rest.values()) if rest else b
+    divisor = b // common
+    inner = {m: c // common for m, c in rest.items()}
+    if len(inner) == 1:
+        (monomial, coefficient), *_ = inner.items()
+        if coefficient == 1 and isinstance(monomial, FloorDiv) and monomial.args[1].is_Integer:
+            below = monomial.args[1]
+            return whole + FloorDiv(monomial.args[0] + constant // common * below, below * divisor)
+    if whole == 0 and common == 1:
+        return None
+    left = sympy.Add(*(c * m for m, c in inner.items()), constant // common)
+    return whole + (FloorDiv(left, sympy.Integer(divisor)) if divisor > 1 else left)
+
+
+def _split_quotient(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr | None:
+    """`floor(a / b)` for a symbolic b: terms that b divides outside, common factors gone; None where there are none."""
+    whole = [t for t in sympy.Add.make_args(a) if _exact(t, b) is not None]
+    if whole and a.is_Add:
+        return sympy.Add(*(_exact(t, b) for t in whole)) + FloorDiv(_expand(a - sympy.Add(*whole)), b)
+    top, bottom = _cancelled(a, b)
+    low = _lower(bottom)
+    return FloorDiv(top, bottom) if bottom != b and low is not None and low >= 1 else None
+
+
+@lru_cache(maxsize=65536)
+def _cancelled(a: sympy.Expr, b: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
+    top, bottom = sympy.fraction(sympy.cancel(a / b))
+    return _expand(top), _expand(bottom)
+
+
+def _within(a: sympy.Expr, b: sympy.Expr) -> bool:
+    """Whether `0 <= a < b` always."""
+    low = _lower(a)
+    return low is not None and low >= 0 and _never_less(b, a + 1)
+
+
+def _never_less(a: sympy.Expr, b: sympy.Expr) -> bool:
+    """Whether `a >= b` is known to hold always."""
+    if a == b:
+        return True
+    low = _lower(_expand(a - b))
+    return low is not None and low >= 0
 
 
 def dim(name: str, least: int = 1) -> sympy.Symbol:
@@ -133,7 +227,10 @@ def simplest(d: Any) -> Dim:
             d = _expand(d)
             return int(d) if d.is_Integer else d
         return d
-    return int(d)
+    whole = int(d)
+    if whole != d:
+        raise DimError(f"{d!r} is no whole number")
+    return whole
 
 
 @lru_cache(maxsize=65536)
@@ -158,7 +255,7 @@ def _whole(q: sympy.Expr) -> bool:
     """Whether `q` is a polynomial with integer coefficients."""
     for term in sympy.Add.make_args(q):
         for factor in sympy.Mul.make_args(term):
-            if factor.is_Integer or factor.is_Symbol or isinstance(factor, FloorDiv | Mod | DimMax | DimMin):
+            if factor.is_Integer or factor.is_Symbol or isinstance(factor, _FUNCTIONS):
                 continue
             if factor.is_Pow and factor.exp.is_Integer and factor.exp > 0:
                 continue
@@ -168,75 +265,89 @@ def _whole(q: sympy.Expr) -> bool:
 
 @lru_cache(maxsize=65536)
 def _lower(d: sympy.Expr) -> int | None:
-    """A lower bound of `d`, or None. Exact for a polynomial whose coefficients in `symbol - least` have one sign."""
-    d = sympy.sympify(d)
-    if d.is_Integer:
-        return int(d)
-    shift: dict[sympy.Basic, sympy.Expr] = {}
-    for atom in d.atoms(sympy.Symbol, FloorDiv, Mod, DimMax, DimMin):
-        if atom.is_Symbol:
-            if atom.is_positive:
-                shift[atom] = sympy.Dummy(nonnegative=True) + 1
-            else:
-                shift[atom] = sympy.Dummy(nonnegative=True)
-            continue
-        if atom == d:
-            return _lower_of_function(d)
-        low = _lower_of_function(atom)
+    """A lower bound of an integer expression, or None; often, but not always, the greatest."""
+    bound = _bound(sympy.sympify(d))
+    return None if bound is None else int(sympy.ceiling(bound))
+
+
+@lru_cache(maxsize=65536)
+def _bound(d: sympy.Expr) -> sympy.Rational | None:
+    """A lower bound of an expression with rational coefficients, or None.
+
+    One function (`//`, `%`, max, min) after the other is replaced by what bounds it; then every symbol by its least value and a rest, of which the
+    polynomial must have no negative coefficient.
+    """
+    functions = _outermost(d)
+    if not functions:
+        return _bound_of_polynomial(d)
+    f = functions[0]
+    slope = d.coeff(f, 1)
+    rest = _expand(d - slope * f)
+    if rest.has(f) or slope.has(f) or len(functions) > 6:
+        return _bound_of_polynomial(d)
+    if (low := _bound(slope)) is not None and low >= 0:
+        return _best(f, slope, rest, above=False)
+    if (high := _bound(_expand(-slope))) is not None and high >= 0:
+        return _best(f, slope, rest, above=True)
+    return None
+
+
+def _best(f: sympy.Expr, slope: sympy.Expr, rest: sympy.Expr, *, above: bool) -> sympy.Rational | None:
+    """A lower bound of `slope * f + rest` from bounds of f: from `above` where the slope is negative."""
+
+    def at(value: sympy.Expr) -> sympy.Rational | None:
+        return _bound(_expand(slope * value + rest))
+
+    a, b = f.args
+    if isinstance(f, DimMax if above else DimMin):  # it is one of the two: the worse counts
+        worse = [at(a), at(b)]
+        return None if None in worse else min(worse)
+    if isinstance(f, DimMin if above else DimMax):  # no larger (smaller) than either: the better counts
+        return _largest([at(a), at(b)])
+    positive = (low := _lower(a)) is not None and low >= 0
+    if isinstance(f, Mod):
+        return _largest([at(b - 1), at(a) if positive else None]) if above else at(sympy.Integer(0))
+    if above:
+        return _largest([at(a / b) if b.is_Integer else None, at(a) if positive else None])
+    return _largest([at((a - b + 1) / b) if b.is_Integer else None, at(sympy.Integer(0)) if positive else None])
+
+
+def _largest(bounds: Sequence[sympy.Rational | None]) -> sympy.Rational | None:
+    return max((x for x in bounds if x is not None), default=None)
+
+
+def _outermost(d: sympy.Expr) -> list[sympy.Expr]:
+    """The functions in an expression that stand in no other, in a fixed order."""
+    found = d.atoms(*_FUNCTIONS)
+    inner = {g for f in found for argument in f.args for g in argument.atoms(*_FUNCTIONS)}
+    direct = [f for f in found if f not in inner or _stands_alone(d, f)]
+    return sorted(direct, key=default_sort_key)
+
+
+def _stands_alone(d: sympy.Expr, f: sympy.Expr) -> bool:
+    return any(f in sympy.Mul.make_args(t) or t.has(sympy.Pow(f, 2)) for t in sympy.Add.make_args(d))
+
+
+def _bound_of_polynomial(d: sympy.Expr) -> sympy.Rational | None:
+    shift: dict[sympy.Basic, sympy.Expr] = {s: _rest(s) + (1 if s.is_positive else 0) for s in d.free_symbols}
+    for f in d.atoms(*_FUNCTIONS):
+        low = 0 if isinstance(f, Mod) else None if f == d else _lower(f)
         if low is None:
-            shift[atom] = sympy.Dummy(real=True)
-        else:
-            shift[atom] = sympy.Dummy(nonnegative=True) + low
-    outer = [
-        a for a in shift if not any(a != o and not o.is_Symbol and o.has(a) and not _outside(d, a, o) for o in shift)
-    ]
-    moved = sympy.expand(d.xreplace({a: shift[a] for a in outer}))
-    total = 0
-    for term in sympy.Add.make_args(moved):
-        if term.is_Integer:
-            total += int(term)
-        elif not term.is_nonnegative:
+            return None
+        shift[f] = _rest(f) + low
+    total = sympy.Integer(0)
+    for term in sympy.Add.make_args(sympy.expand(d.xreplace(shift))):
+        if term.is_Rational:
+            total += term
+        elif term.as_coeff_Mul()[0].is_negative:
             return None
     return total
 
 
-def _outside(d: sympy.Expr, inner: sympy.Basic, outer: sympy.Basic) -> bool:
-    return bool(d.xreplace({outer: sympy.Dummy()}).has(inner))
-
-
-def _lower_of_function(d: sympy.Expr) -> int | None:
-    if isinstance(d, Mod):
-        return 0
-    a, b = (_lower(x) for x in d.args)
-    match d:
-        case FloorDiv():
-            if a is None:
-                return None
-            return a // int(d.args[1]) if d.args[1].is_Integer else (0 if a >= 0 else None)
-        case DimMax():
-            return max((x for x in (a, b) if x is not None), default=None)
-        case DimMin():
-            return None if a is None or b is None else min(a, b)
-    return None
-
-
-def _order(a: sympy.Expr, b: sympy.Expr) -> int | None:
-    """1 where `a >= b` always, -1 where `a < b` always, None where it depends."""
-    if a == b:
-        return 1
-    difference = _expand(a - b)
-    low = _lower(difference)
-    if low is not None and low >= 0:
-        return 1
-    for piece, other, sign in ((a, b, 1), (b, a, -1)):
-        if isinstance(piece, DimMax) and other in piece.args:
-            return sign
-        if isinstance(piece, DimMin) and other in piece.args:
-            return None if sign == 1 else 1
-    high = _lower(_expand(-difference))
-    if high is not None and high > 0:
-        return -1
-    return None
+@lru_cache(maxsize=65536)
+def _rest(atom: sympy.Basic) -> sympy.Dummy:
+    """What an atom exceeds its least value by."""
+    return sympy.Dummy(nonnegative=True)
 
 
 def equal(a: Dim, b: Dim) -> bool:
@@ -258,9 +369,21 @@ def equal(a: Dim, b: Dim) -> bool:
     if isinstance(difference, int):
         return difference == 0
     low, high = _lower(difference), _lower(_expand(-difference))
-    if (low is not None and low > 0) or (high is not None and high > 0):
+    if low == 0 and high == 0:
+        return True
+    if (low is not None and low > 0) or (high is not None and high > 0) or _never_zero(difference):
         return False
     raise InconclusiveDim(f"whether {show(a)} == {show(b)} depends on the sizes")
+
+
+def _never_zero(d: sympy.Expr) -> bool:
+    """Whether divisibility alone says that `d` is not 0, as of `2*N + 1`."""
+    terms = _integer_terms(d)
+    if terms is None:
+        return False
+    constant = terms.pop(sympy.Integer(1), 0)
+    common = math.gcd(*terms.values())
+    return common > 1 and constant % common != 0
 
 
 def maybe_equal(a: Dim, b: Dim) -> bool:
@@ -279,10 +402,13 @@ def at_least(a: Dim, b: Dim) -> bool:
     """
     if isinstance(a, int) and isinstance(b, int):
         return a >= b
-    order = _order(sympy.sympify(a), sympy.sympify(b))
-    if order is None:
-        raise InconclusiveDim(f"whether {show(a)} >= {show(b)} depends on the sizes")
-    return order >= 0
+    low = _lower(_expand(sympy.sympify(a) - sympy.sympify(b)))
+    if low is not None and low >= 0:
+        return True
+    high = _lower(_expand(sympy.sympify(b) - sympy.sympify(a)))
+    if high is not None and high > 0:
+        return False
+    raise InconclusiveDim(f"whether {show(a)} >= {show(b)} depends on the sizes")
 
 
 def same_shape(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
@@ -334,14 +460,7 @@ def floordiv(a: Dim, b: Dim) -> Dim:
         return a // b
     if isinstance(b, int) and b < 0:
         a, b = -a, -b
-    q = simplest(FloorDiv(a, b))
-    if isinstance(q, sympy.Expr) and isinstance(b, int):
-        q = simplest(q.replace(_small_quotient, lambda _: sympy.Integer(0)))
-    return q
-
-
-def _small_quotient(d: sympy.Basic) -> bool:
-    return isinstance(d, FloorDiv) and d.args[0].is_Integer and d.args[1].is_Integer and 0 <= d.args[0] < d.args[1]
+    return simplest(FloorDiv(simplest(a), simplest(b)))
 
 
 def ceildiv(a: Dim, b: Dim) -> Dim:
@@ -353,7 +472,7 @@ def mod(a: Dim, b: Dim) -> Dim:
     """`a - b * floor(a / b)`."""
     if isinstance(a, int) and isinstance(b, int):
         return a % b
-    return simplest(Mod(a, b))
+    return simplest(Mod(simplest(a), simplest(b)))
 
 
 def exact_div(a: Dim, b: Dim) -> Dim | None:
@@ -372,7 +491,7 @@ def dmax(a: Dim, b: Dim) -> Dim:
     """The larger of two dims, symbolic where it depends."""
     if isinstance(a, int) and isinstance(b, int):
         return max(a, b)
-    return simplest(DimMax(a, b))
+    return simplest(DimMax(simplest(a), simplest(b)))
 
 
 def dmin(a: Dim, b: Dim) -> Dim:
@@ -383,7 +502,7 @@ def dmin(a: Dim, b: Dim) -> Dim:
     """
     if isinstance(a, int) and isinstance(b, int):
         return min(a, b)
-    return simplest(DimMin(a, b))
+    return simplest(DimMin(simplest(a), simplest(b)))
 
 
 def solve(a: Dim, b: Dim) -> tuple[sympy.Symbol, Dim] | None:
@@ -394,13 +513,33 @@ def solve(a: Dim, b: Dim) -> tuple[sympy.Symbol, Dim] | None:
     """
     difference = sympy.expand(sympy.sympify(a) - sympy.sympify(b))
     for symbol in sorted(difference.free_symbols, key=lambda s: s.name, reverse=True):
-        inside = any(f.has(symbol) for f in difference.atoms(FloorDiv, Mod, DimMax, DimMin))
+        inside = any(f.has(symbol) for f in difference.atoms(*_FUNCTIONS))
         if inside or sympy.degree(difference, symbol) != 1:
             continue
         slope = difference.coeff(symbol, 1)
         value = _exact(sympy.expand(-(difference - slope * symbol)), slope)
         if value is not None and ((low := _lower(value)) is not None and low >= (1 if symbol.is_positive else 0)):
             return symbol, simplest(value)
+    return None
+
+
+def solve_atom(a: Dim, b: Dim) -> tuple[sympy.Expr, Dim] | None:
+    """A quotient, remainder, minimum or maximum in `a == b` and what it must be, or None where none stands alone.
+
+    >>> solve_atom(dmin(dim("N"), 512), dim("N"))
+    (DimMin(N, 512), N)
+    """
+    difference = sympy.expand(sympy.sympify(a) - sympy.sympify(b))
+    for term in sorted(difference.atoms(FloorDiv, Mod, DimMax, DimMin), key=lambda t: (-t.count_ops(), str(t))):
+        hidden = sympy.Dummy(integer=True)
+        linear = difference.xreplace({term: hidden})
+        if linear.has(term) or sympy.degree(linear, hidden) != 1:
+            continue
+        slope = linear.coeff(hidden, 1)
+        if slope in (1, -1):
+            value = sympy.expand(-(linear - slope * hidden) / slope)
+            if not value.has(term, hidden):
+                return term, simplest(value)
     return None
 
 
@@ -499,7 +638,12 @@ _printer = _Printer()
 
 def show(d: Dim) -> str:
     """A dim as text that `parse` reads back; a name that is no identifier is quoted."""
-    return str(d) if isinstance(d, int) else str(_printer.doprint(d))
+    return str(d) if isinstance(d, int) else _shown(d)
+
+
+@lru_cache(maxsize=65536)
+def _shown(d: sympy.Expr) -> str:
+    return str(_printer.doprint(d))
 
 
 def show_shape(shape: Sequence[Dim]) -> str:

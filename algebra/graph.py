@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import networkx as nx
 import numpy as np
+import sympy
 
-from .dims import Dim, Shape, symbols
+from .dims import Dim, Shape, assuming, simplest, symbols
 from .errors import PullbackError
 from .origin import Origin, Source
 from .types import DType, TensorType, TupleType, Type
 
 if TYPE_CHECKING:
-    import sympy
-
     from .primitives.record import Primitive
 
 __all__ = [
@@ -157,12 +156,20 @@ class Builder:
         self._table: dict[object, Value] = {}
         self._next = 0
         self.origin = Origin()
+        self.assumed: dict[sympy.Expr, sympy.Expr] = dict(_stack[-1].assumed) if _stack else {}
+
+    def assume(self, constraints: Iterable[Constraint]) -> None:
+        """Take what a model forces upon expressions of its dims as given in every type that is inferred."""
+        for c in constraints:
+            if c.relation == "==" and not isinstance(c.left, int) and not c.left.is_Symbol:
+                self.assumed[c.left] = sympy.sympify(c.right)
 
     @classmethod
     def extending(cls, *graphs: Graph) -> Builder:
         """A builder whose table already holds the nodes of graphs that were made in one builder, to build further upon them."""
         builder = cls()
         for graph in graphs:
+            builder.assume(graph.constraints)
             for node in graph.nodes:
                 builder._table.setdefault(_expression(node.primitive, node.operands, node.params), node)
                 builder._next = max(builder._next, node.index + 1)
@@ -179,10 +186,20 @@ class Builder:
             shown = ", ".join(repr(v.type) for v in operands)
             error.add_note(f"in {primitive.name}({shown})")
             raise
+        if self.assumed:
+            type_ = _simplest_type(type_)
         value = Value(primitive, operands, params, type_, self.origin, self._next)
         self._next += 1
         self._table[key] = value
         return value
+
+
+def _simplest_type(type_: Type) -> Type:
+    match type_:
+        case TensorType():
+            return TensorType(type_.dtype, tuple(map(simplest, type_.shape)))
+        case TupleType():
+            return TupleType(tuple(TensorType(t.dtype, tuple(map(simplest, t.shape))) for t in type_.items))
 
 
 def _expression(primitive: Primitive, operands: tuple[Value, ...], params: Mapping[str, Any]) -> object:
@@ -214,7 +231,8 @@ def using(builder: Builder) -> Iterator[Builder]:
     """Make a builder current."""
     _stack.append(builder)
     try:
-        yield builder
+        with assuming(builder.assumed):
+            yield builder
     finally:
         _stack.pop()
 
@@ -370,8 +388,6 @@ class Graph:
 
 def map_params(value: Any, change: Callable[[Any], Any]) -> Any:
     """Apply `change` to every dim (sympy expression) inside a parameter value."""
-    import sympy
-
     if isinstance(value, sympy.Expr):
         return change(value)
     if isinstance(value, tuple):
@@ -384,6 +400,7 @@ def rebuild(graph: Graph, make: Callable[[Value, tuple[Value, ...]], Value], *, 
     """The graph with each node made anew by `make(node, new operands)` in a fresh builder, in topological order."""
     new: dict[int, Value] = {}
     with building() as builder:
+        builder.assume(graph.constraints)
         for node in graph.nodes:
             builder.origin = node.origin
             new[id(node)] = make(node, tuple(new[id(o)] for o in node.operands))

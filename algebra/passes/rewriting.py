@@ -102,6 +102,7 @@ def rewrite(graph: Graph, table: Iterable[Rule], label: str) -> Graph:
     new: dict[int, Value] = {}
     nested: dict[int, Graph] = {}
     builder = Rewriter(table, label)
+    builder.assume(graph.constraints)
     read = _readers(graph)
     with using(builder):
         for node in graph.nodes:

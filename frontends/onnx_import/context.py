@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import sympy
 
-from ...algebra.dims import Dim, dim, equal, exact_div, floordiv, maybe_equal, mod, show, solve
+from ...algebra.dims import Dim, dim, equal, exact_div, floordiv, maybe_equal, mod, show, solve, solve_atom
 from ...algebra.errors import DimError, InconclusiveDim, PullbackError
 from ...algebra.graph import Constraint, Value
 from ...algebra.known import Facts
@@ -26,9 +26,9 @@ class Unsupported(PullbackError):
 
 
 class Unify(Exception):
-    """Raised to read the model again with a symbol replaced by what the model forces it to be."""
+    """Raised to read the model again with a symbol, or a quotient or minimum of sizes, replaced by what the model forces it to be."""
 
-    def __init__(self, symbol: sympy.Symbol, value: Dim, reason: str) -> None:
+    def __init__(self, symbol: sympy.Expr, value: Dim, reason: str) -> None:
         super().__init__(f"{show(symbol)} = {show(value)}: {reason}")
         self.symbol, self.value, self.reason = symbol, value, reason
 
@@ -113,7 +113,7 @@ def require_equal(a: Dim, b: Dim, reason: str) -> Dim:
         if equal(a, b):
             return a
     except InconclusiveDim:
-        if (solution := solve(a, b)) is not None:
+        if (solution := solve(a, b) or solve_atom(a, b)) is not None:
             raise Unify(*solution, reason) from None
         reading().constrain(a, "==", b, reason)
         return a

@@ -567,9 +567,19 @@ def load(model: str | os.PathLike[str] | ModelProto | bytes, *, dims: Mapping[st
         try:
             return _read(reader, name, forced)
         except Unify as unify:
-            bindings = {s: substitute(d, {unify.symbol: unify.value}) for s, d in bindings.items()}
-            bindings[unify.symbol] = unify.value
-            forced.append(Constraint(unify.symbol, "==", unify.value, unify.reason))
+            found = Constraint(unify.symbol, "==", unify.value, unify.reason)
+            if any(str(c) == str(found) for c in forced):
+                raise Refusal(f"cannot read {name!r}", [f"its sizes cannot be settled: {unify}"]) from None
+            if isinstance(unify.symbol, sympy.Symbol):
+                now = {unify.symbol: unify.value}
+                bindings = {s: substitute(d, now) for s, d in bindings.items()} | now
+                forced = [c if isinstance(c.left, sympy.Symbol) else _substituted(c, now) for c in forced]
+            forced.append(found)
+
+
+def _substituted(constraint: Constraint, bindings: Mapping[sympy.Symbol, Dim]) -> Constraint:
+    left, right = (substitute(d, bindings) for d in (constraint.left, constraint.right))
+    return Constraint(left, constraint.relation, right, constraint.reason)
 
 
 def _open(model: str | os.PathLike[str] | ModelProto | bytes) -> tuple[ModelProto, Path | None, str]:
@@ -651,6 +661,7 @@ def _read(reader: Reader, name: str, forced: Sequence[Constraint]) -> Graph:
     model, graph = reader.model, reader.graph
     opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import}
     with using(reader.builder), session(reader.state):
+        reader.builder.assume(forced)
         scope = Scope(reader, opsets)
         scope.store(model.graph)
         _classify(graph, scope, reader)
