@@ -10,7 +10,7 @@ import ast
 import json
 import keyword
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
@@ -24,7 +24,7 @@ from .errors import DimError, InconclusiveDim
 
 __all__ = [
     "Dim", "Shape", "assuming", "at_least", "ceildiv", "dim", "dmax", "dmin", "equal", "evaluate", "exact_div", "floordiv", "is_dim", "is_one",
-    "is_static", "is_zero", "maybe_equal", "mod", "parse", "product", "quote", "same_shape", "show", "show_shape", "simplest", "solve", "solve_atom",
+    "is_static", "is_zero", "maybe_equal", "mod", "parse", "product", "quote", "same_shape", "show", "show_shape", "simplest", "solve", "solve_atom", "solve_atom",
     "substitute", "symbols", "unquote", "walk",
 ]  # fmt: skip
 
@@ -225,12 +225,42 @@ def simplest(d: Any) -> Dim:
             return int(d)
         if d.is_Add or d.is_Mul or d.is_Pow:
             d = _expand(d)
-            return int(d) if d.is_Integer else d
-        return d
+        if _assumed:
+            d = _under_assumptions(d)
+        return int(d) if d.is_Integer else d
     whole = int(d)
     if whole != d:
         raise DimError(f"{d!r} is no whole number")
     return whole
+
+
+_assumed: Mapping[sympy.Expr, sympy.Expr] = {}
+
+
+@contextmanager
+def assuming(rewrites: Mapping[sympy.Expr, sympy.Expr]) -> Iterator[None]:
+    """Take each left expression (a quotient, a minimum, ...) to be the right one: what a model forces, where no symbol can be solved for.
+
+    >>> N = dim("N")
+    >>> with assuming({dmin(N, 512): N}):
+    ...     equal(dmin(N, 512), N)
+    True
+    """
+    global _assumed
+    before, _assumed = _assumed, rewrites
+    try:
+        yield
+    finally:
+        _assumed = before
+
+
+def _under_assumptions(d: sympy.Expr) -> sympy.Expr:
+    for _ in range(8):  # a rewrite may bring in what another takes away
+        moved = d.xreplace(_assumed)
+        if moved == d:
+            return d
+        d = _expand(moved)
+    return d
 
 
 @lru_cache(maxsize=65536)
@@ -543,6 +573,26 @@ def solve_atom(a: Dim, b: Dim) -> tuple[sympy.Expr, Dim] | None:
     return None
 
 
+def solve_atom(a: Dim, b: Dim) -> tuple[sympy.Expr, Dim] | None:
+    """A quotient, remainder, minimum or maximum in `a == b` and what it must be, or None where none stands alone.
+
+    >>> solve_atom(dmin(dim("N"), 512), dim("N"))
+    (DimMin(N, 512), N)
+    """
+    difference = sympy.expand(sympy.sympify(a) - sympy.sympify(b))
+    for term in sorted(difference.atoms(FloorDiv, Mod, DimMax, DimMin), key=lambda t: (-t.count_ops(), str(t))):
+        hidden = sympy.Dummy(integer=True)
+        linear = difference.xreplace({term: hidden})
+        if linear.has(term) or sympy.degree(linear, hidden) != 1:
+            continue
+        slope = linear.coeff(hidden, 1)
+        if slope in (1, -1):
+            value = sympy.expand(-(linear - slope * hidden) / slope)
+            if not value.has(term, hidden):
+                return term, simplest(value)
+    return None
+
+
 def symbols(d: object) -> set[sympy.Symbol]:
     """The symbols of a dim, or of any nesting of tuples of dims."""
     if isinstance(d, sympy.Expr):
@@ -651,30 +701,30 @@ def show_shape(shape: Sequence[Dim]) -> str:
     return "[" + ", ".join(map(show, shape)) + "]"
 
 
-def parse(text: str) -> Dim:
-    """The dim that `show` printed. Nothing is evaluated: names become symbols.
+def parse(text: str, may_be_empty: Collection[str] = ()) -> Dim:
+    """The dim that `show` printed. Nothing is evaluated: names become symbols, positive ones except those that `may_be_empty`.
 
     >>> parse("2*N + M//3")
     2*N + FloorDiv(M, 3)
     """
     try:
-        return _from_ast(ast.parse(text.strip(), mode="eval").body)
+        return _from_ast(ast.parse(text.strip(), mode="eval").body, may_be_empty)
     except (SyntaxError, RecursionError) as error:
         raise DimError(f"not a dim: {text!r}") from error
 
 
-def _from_ast(node: ast.expr) -> Dim:
+def _from_ast(node: ast.expr, empty: Collection[str]) -> Dim:
     match node:
         case ast.Constant(value=int(value)):
             return value
         case ast.Constant(value=str(value)):
-            return dim(value)
+            return dim(value, 0 if value in empty else 1)
         case ast.Name(id=name):
-            return dim(name)
+            return dim(name, 0 if name in empty else 1)
         case ast.UnaryOp(op=ast.USub(), operand=x):
-            return simplest(-_from_ast(x))
+            return simplest(-_from_ast(x, empty))
         case ast.BinOp(left=left, op=op, right=right):
-            a, b = _from_ast(left), _from_ast(right)
+            a, b = _from_ast(left, empty), _from_ast(right, empty)
             match op:
                 case ast.Add():
                     return simplest(a + b)
@@ -689,9 +739,9 @@ def _from_ast(node: ast.expr) -> Dim:
                 case ast.Mod():
                     return mod(a, b)
         case ast.Call(func=ast.Name(id="max"), args=[x, y]):
-            return dmax(_from_ast(x), _from_ast(y))
+            return dmax(_from_ast(x, empty), _from_ast(y, empty))
         case ast.Call(func=ast.Name(id="min"), args=[x, y]):
-            return dmin(_from_ast(x), _from_ast(y))
+            return dmin(_from_ast(x, empty), _from_ast(y, empty))
     raise DimError(f"not a dim: {ast.unparse(node)!r}")
 
 
