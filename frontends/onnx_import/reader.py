@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -242,6 +243,10 @@ class Scope:
         if stored:
             self.store(graph)
         outputs = [o.name for o in graph.output]
+        made = Counter(o for n in graph.node for o in n.output if o)
+        if repeated := [repr(o) for o, n in made.items() if n > 1]:
+            self.reader.blame(f"tensor {', '.join(repeated)} is made by more than one node")
+            raise Poisoned
         for node in _ordered(_needed(graph.node, outputs), self, self.reader):
             self.lower(node)
         results = []
@@ -266,6 +271,7 @@ class Scope:
         opset = self.opsets.get(domain, self.reader.newest(domain))
         name = self.path + (proto.name or next(iter(filter(None, proto.output)), proto.op_type))
         where = f"node {name!r} ({proto.op_type}, domain {domain or 'ai.onnx'}, opset {opset})"
+        arguments: list[Argument | Poison] = []
         try:
             inputs = tuple(self.reader.renamed.get((proto.output[0], i), name) for i, name in enumerate(proto.input))
             arguments = [self.argument(i) for i in inputs]
@@ -280,6 +286,8 @@ class Scope:
             raise
         except FAULTS as error:
             notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+            if arguments and not isinstance(error, Unsupported):
+                notes += f" (operands: {', '.join(_shown(a) for a in arguments)})"
             kind = "" if isinstance(error, PullbackError) else f"{type(error).__name__}: "
             self.reader.blame(f"{where}: {kind}{error}{notes}")
             results = (POISON,) * len(proto.output)
@@ -346,6 +354,16 @@ class Scope:
             case _:
                 raise Unsupported(f"a Constant of {kind} is outside numerical graphs")
         return _Stored(self.path + name, constant)
+
+
+def _shown(argument: Argument | Poison) -> str:
+    """An operand's type, for messages."""
+    match argument:
+        case Value():
+            return repr(argument.type)
+        case Tensors():
+            return f"sequence of {len(argument.items)}"
+    return "none"
 
 
 class Poisoned(Exception):
@@ -431,11 +449,6 @@ def _needed(nodes: Sequence[NodeProto], outputs: Iterable[str]) -> list[NodeProt
 def _ordered(nodes: list[NodeProto], scope: Scope, reader: Reader) -> list[NodeProto]:
     """Nodes in an order in which each comes after what it reads; the file's own where that is one. Cycles and undefined names are blamed."""
     made = {o for n in nodes for o in n.output if o}
-    if len(made) != sum(1 for n in nodes for o in n.output if o):
-        seen: set[str] = set()
-        twice = sorted({o for n in nodes for o in n.output if o and (o in seen or seen.add(o))})  # type: ignore[func-returns-value]
-        reader.blame(f"tensor {', '.join(map(repr, twice))} is made by more than one node")
-        raise Poisoned
     done: set[str] = set()
     waiting, ordered = nodes, []
     while waiting:
