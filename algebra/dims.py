@@ -23,9 +23,9 @@ from sympy.printing.str import StrPrinter
 from .errors import DimError, InconclusiveDim
 
 __all__ = [
-    "Dim", "Shape", "assuming", "at_least", "ceildiv", "dim", "dmax", "dmin", "equal", "evaluate", "exact_div", "floordiv", "is_dim", "is_one",
-    "is_static", "is_zero", "maybe_equal", "mod", "parse", "product", "quote", "same_shape", "show", "show_shape", "simplest", "solve", "solve_atom", "solve_atom",
-    "substitute", "symbols", "unquote", "walk",
+    "Dim", "Shape", "assuming", "at_least", "ceildiv", "dim", "dmax", "dmin", "equal", "evaluate", "exact_div", "floordiv",
+    "is_dim", "is_one", "is_static", "is_zero", "maybe_equal", "mod", "parse", "product", "quote", "same_shape", "show",
+    "show_shape", "simplest", "solve", "solve_atom", "substitute", "symbols", "unquote", "walk",
 ]  # fmt: skip
 
 Dim = int | sympy.Expr
@@ -35,8 +35,8 @@ Shape = tuple[Dim, ...]
 class FloorDiv(sympy.Function):  # type: ignore[misc]
     """`floor(a / b)` of integers, `b > 0`.
 
-    For an integer b in one form: the coefficients of a lie in `0 .. b - 1` and have no divisor in common with b, and quotients of quotients are
-    one quotient. So equal sizes that were written in different ways are seen to be equal.
+    For an integer b in one form: the coefficients of a lie in `0 .. b - 1` and have no divisor in common with b, and
+    quotients of quotients are one quotient. So equal sizes that were written in different ways are seen to be equal.
     """
 
     nargs = 2
@@ -304,8 +304,8 @@ def _lower(d: sympy.Expr) -> int | None:
 def _bound(d: sympy.Expr) -> sympy.Rational | None:
     """A lower bound of an expression with rational coefficients, or None.
 
-    One function (`//`, `%`, max, min) after the other is replaced by what bounds it; then every symbol by its least value and a rest, of which the
-    polynomial must have no negative coefficient.
+    One function (`//`, `%`, max, min) after the other is replaced by what bounds it; then every symbol by its least
+    value and a rest, of which the polynomial must have no negative coefficient.
     """
     functions = _outermost(d)
     if not functions:
@@ -573,26 +573,6 @@ def solve_atom(a: Dim, b: Dim) -> tuple[sympy.Expr, Dim] | None:
     return None
 
 
-def solve_atom(a: Dim, b: Dim) -> tuple[sympy.Expr, Dim] | None:
-    """A quotient, remainder, minimum or maximum in `a == b` and what it must be, or None where none stands alone.
-
-    >>> solve_atom(dmin(dim("N"), 512), dim("N"))
-    (DimMin(N, 512), N)
-    """
-    difference = sympy.expand(sympy.sympify(a) - sympy.sympify(b))
-    for term in sorted(difference.atoms(FloorDiv, Mod, DimMax, DimMin), key=lambda t: (-t.count_ops(), str(t))):
-        hidden = sympy.Dummy(integer=True)
-        linear = difference.xreplace({term: hidden})
-        if linear.has(term) or sympy.degree(linear, hidden) != 1:
-            continue
-        slope = linear.coeff(hidden, 1)
-        if slope in (1, -1):
-            value = sympy.expand(-(linear - slope * hidden) / slope)
-            if not value.has(term, hidden):
-                return term, simplest(value)
-    return None
-
-
 def symbols(d: object) -> set[sympy.Symbol]:
     """The symbols of a dim, or of any nesting of tuples of dims."""
     if isinstance(d, sympy.Expr):
@@ -702,7 +682,7 @@ def show_shape(shape: Sequence[Dim]) -> str:
 
 
 def parse(text: str, may_be_empty: Collection[str] = ()) -> Dim:
-    """The dim that `show` printed. Nothing is evaluated: names become symbols, positive ones except those that `may_be_empty`.
+    """The dim that `show` printed. Nothing is evaluated: names become symbols, positive ones unless they `may_be_empty`.
 
     >>> parse("2*N + M//3")
     2*N + FloorDiv(M, 3)

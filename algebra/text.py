@@ -437,10 +437,11 @@ class _Parser:
         name = self.name()
         known: dict[str, Value] = {}  # by the label as written
         roles: dict[str, Role] = {}
-        with building():
+        with building() as builder:
             inputs = self.inputs(known, roles)
             self.need("{")
             constraints = self.wheres()
+            builder.assume(constraints)
             tensors: dict[str, Value] = {}
             while not self.is_("return", "also"):
                 self.node(known, tensors)

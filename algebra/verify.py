@@ -6,18 +6,18 @@ from collections.abc import Iterable, Iterator
 
 import sympy
 
-from .dims import InconclusiveDim, maybe_equal, show, symbols, walk
-from .errors import PullbackError, Refusal
-from .graph import Graph, Value
+from .dims import maybe_equal, show, simplest, symbols, walk
+from .errors import InconclusiveDim, PullbackError, Refusal
+from .graph import Builder, Graph, Value, using
 from .text import labels
 from .types import TensorType, TupleType, Type
 
 __all__ = ["INPUT_ROLES", "OUTPUT_ROLES", "faults", "verify"]
 
 INPUT_ROLES = frozenset(
-    {"input", "target", "parameter", "frozen", "slot", "step", "hyperparameter", "seed", "state", "gradient", "tangent"}
+    {"input", "target", "parameter", "frozen", "slot", "step", "hyperparameter", "seed", "state", "gradient"}
 )
-OUTPUT_ROLES = frozenset({"output", "loss", "gradient", "update", "state", "tangent"})
+OUTPUT_ROLES = frozenset({"output", "loss", "gradient", "update", "state"})
 
 
 def verify(graph: Graph) -> Graph:
@@ -41,7 +41,11 @@ def faults(graph: Graph, outer: Iterable[sympy.Symbol] = ()) -> Iterator[str]:
     for constraint in graph.constraints:
         known |= symbols(constraint.left) | symbols(constraint.right)
     named = labels(graph)
-    yield from _nodes(graph, named, known)
+    builder = Builder()
+    builder.assume(graph.constraints)
+    with using(builder):
+        found = list(_nodes(graph, named, known))
+    yield from found
     yield from _roles(graph)
     yield from _data(graph)
 
@@ -84,11 +88,18 @@ def _inferred(node: Value) -> Iterator[str]:
     except PullbackError as error:
         yield str(error)
         return
-    if inferred != node.type:
+    if _simplest(inferred) != _simplest(node.type):
         yield f"is stored as {node.type!r}, but has type {inferred!r}"
     expected = node.primitive.vjp
     if isinstance(expected, tuple) and len(expected) != len(node.operands):
         yield f"has {len(node.operands)} operands, and rules for {len(expected)}"
+
+
+def _simplest(type_: Type) -> Type:
+    """The type under what the graph's constraints say of its dims."""
+    if isinstance(type_, TupleType):
+        return TupleType(tuple(TensorType(t.dtype, tuple(map(simplest, t.shape))) for t in type_.items))
+    return TensorType(type_.dtype, tuple(map(simplest, type_.shape)))
 
 
 def _tensors(type_: Type) -> tuple[TensorType, ...]:
