@@ -2,13 +2,16 @@
 
 from . import (
     activation,
+    attention,
     control,
     convolution,
     index,
     logic,
+    loss,
     math,
     normalization,
     pooling,
+    quantized,
     recurrent,
     reduction,
     resize,
@@ -18,13 +21,16 @@ from . import (
 
 __all__ = [
     "activation",
+    "attention",
     "control",
     "convolution",
     "index",
     "logic",
+    "loss",
     "math",
     "normalization",
     "pooling",
+    "quantized",
     "recurrent",
     "reduction",
     "resize",
