@@ -16,7 +16,7 @@ from ..types import TupleType
 __all__ = ["NO_PATH", "Selection", "differentiable", "match", "select"]
 
 NO_PATH = "no differentiable path to the loss"
-NOT_NAMED = "not named by --train"
+NOT_NAMED = "not named by train"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +94,10 @@ def select(graph: Graph, loss: Value, *, train: Sequence[str] = (), freeze: Sequ
             reasons[n] = "running statistics, updated by the step" if v.dtype.floating else "not a floating tensor"
     chosen: list[str]
     if train:
-        chosen = list(match(candidates, train, option="--train", elsewhere=reasons))
+        chosen = list(match(candidates, train, option="train", elsewhere=reasons))
     else:
         chosen = [n for n, v in candidates.items() if v.params["role"] == "parameter"]
-    stopped = match(candidates, freeze, option="--freeze", elsewhere=reasons) if freeze else {}
+    stopped = match(candidates, freeze, option="freeze", elsewhere=reasons) if freeze else {}
     reach = _reaching(loss, [candidates[n] for n in chosen])
     trained, left_out = [], {}
     wanted = set(chosen)
@@ -105,7 +105,7 @@ def select(graph: Graph, loss: Value, *, train: Sequence[str] = (), freeze: Sequ
         if n not in wanted:
             left_out[n] = NOT_NAMED if v.params["role"] == "parameter" else reasons.get(n, _kept(v))
         elif n in stopped:
-            left_out[n] = f"named by --freeze {stopped[n]!r}"
+            left_out[n] = f"named by freeze {stopped[n]!r}"
         elif frozen_groups and n in frozen_groups:
             left_out[n] = frozen_groups[n]
         elif id(v) not in reach:
