@@ -12,7 +12,7 @@ import numpy as np
 
 from .. import primitives as p
 from ..composites import as_number, mean, size_of
-from ..dims import Dim, is_one, same_shape
+from ..dims import Dim, at_least, is_one, same_shape
 from ..errors import InconclusiveDim, Refusal, TypeMismatch
 from ..graph import Value
 from ..types import TensorType, f32, i64
@@ -106,10 +106,16 @@ def average(x: Value) -> Value:
     if x.dtype.bits > 16:
         return mean(x, tuple(range(x.rank)))
     for axis in reversed(range(x.rank)):
-        count = x.shape[axis]
-        empty = isinstance(count, int) and count == 0  # of nothing, only the later division gives NaN
-        x = mean(x, (axis,)) if empty else p.reduce_sum(divided(x, count), axes=(axis,))
+        count = x.shape[axis]  # of nothing, only division after the sum gives NaN
+        x = p.reduce_sum(divided(x, count), axes=(axis,)) if _some(count) else mean(x, (axis,))
     return x
+
+
+def _some(count: Dim) -> bool:
+    try:
+        return at_least(count, 1)
+    except InconclusiveDim:
+        return False
 
 
 def reduced(x: Value, reduction: str) -> Value:
