@@ -115,7 +115,8 @@ class Optimizer(ABC):
             dtype=dtype,
         )
         moved, new = self.move(context)
-        return p.cast(moved, dtype=param.dtype), {name: p.cast(v, dtype=slots[name].dtype) for name, v in new.items()}
+        kept = {name: p.cast(new[name], dtype=slot.dtype) for name, slot in slots.items()}
+        return p.cast(moved, dtype=param.dtype), kept
 
 
 def negative(options: object, *names: str) -> list[str]:
