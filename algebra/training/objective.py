@@ -11,7 +11,7 @@ import sympy
 
 from .. import primitives as p
 from ..composites import scale
-from ..dims import Dim, is_one, show_shape, substitute
+from ..dims import Dim, is_one, maybe_equal, show_shape, substitute
 from ..errors import Refusal
 from ..graph import Constant, Graph, Value, bind, map_params, phase, values_of
 from ..origin import Source
@@ -105,7 +105,9 @@ def _one(key: str | tuple[str, ...], term: Term, several: bool, options: Mapping
         raise Refusal(
             f"cannot read the loss of {key!r}", [f"a name, (name, weight) or (name, weight, options), found {term!r}"]
         )
-    what, weight, own = (*term, *(1.0, {})[len(term) - 1 :])
+    what = term[0]
+    weight = term[1] if len(term) > 1 else 1.0
+    own = term[2] if len(term) > 2 else {}
     return _Asked(what, outputs, float(weight), {**options, **own}, suffix)
 
 
@@ -294,7 +296,7 @@ def _unified(graph: Graph, loss: Graph, bound: Mapping[str, Value]) -> dict[symp
         for mine, theirs in zip(v.shape, given.shape, strict=True):
             if isinstance(mine, sympy.Symbol):
                 sizes.setdefault(mine, theirs)
-            elif mine != theirs:
+            elif not maybe_equal(mine, theirs):
                 reasons.append(
                     f"its input {name!r} is {show_shape(v.shape)}, the model's {name!r} is {show_shape(given.shape)}"
                 )
