@@ -135,7 +135,7 @@ def sigmoid(x: Value) -> Value:
 
 
 def softplus(x: Value) -> Value:
-    """`ln(1 + e ** x)`, without overflow in value or derivative."""
+    """`ln(1 + e ** x)`, without overflow in value or derivative; a value near 0 is exact to an ulp of 1."""
     a, b = _exponentials(x)
     return p.add(p.max(x, p.number(0, x)), p.log(p.add(a, b)))
 
