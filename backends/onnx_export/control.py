@@ -81,13 +81,18 @@ def _scan(e: Emission, v: Value) -> tuple[View, ...]:
     results = [*range(carries), *stacked]
     inner = emit_body(inside, body, given, passed, results)
     attributes: dict[str, object] = {"num_scan_inputs": len(sequences)}
-    if backwards:
+    turned = backwards and not e.ops.target.scan_backwards
+    if turned:
+        sequences = [e.ops.reverse(x, [0]) for x in sequences]
+    elif backwards:
         attributes["scan_input_directions"] = [1] * len(sequences)
         if stacked:
             attributes["scan_output_directions"] = [1] * len(stacked)
     types = _types(v)
     made = [(types[i].dtype, types[i].shape) for i in results]
     tensors = e.ops.program.append("Scan", [*init, *sequences], made, attributes, {"body": inner})
+    if turned:
+        tensors = (*tensors[:carries], *(e.ops.reverse(t, [0]) for t in tensors[carries:]))
     return _spread(v, results, tensors)
 
 

@@ -23,7 +23,8 @@ from .ops import Ops
 from .program import Body, Op, Program, Tensor, needed
 from .runtime_dims import RuntimeDims
 from .tables import EMIT
-from .targets import Target, target_named
+from .legal import illegal
+from .targets import NEWEST, OLDEST, Target, all_nodes, refusals, target_named
 from .view import whole
 
 __all__ = ["Embed", "Emitted", "emit", "to_onnx"]
@@ -74,10 +75,10 @@ def to_onnx(graph: Graph, *, profile: str = "explicit", target: str = "onnxrunti
 
 def _refuse(graph: Graph, target: Target, opset: int) -> None:
     """Everything that stands in the way, at once."""
-    reasons = []
-    for v in graph.nodes:
-        if v.primitive.name not in EMIT:
-            reasons.append(f"{v.primitive.name} in {v.origin or 'the graph'}: no emission")
+    reasons = [f"no emission of {v.primitive.name}" for v in all_nodes(graph) if v.primitive.name not in EMIT]
+    if not OLDEST <= opset <= NEWEST:
+        reasons.append(f"opset {opset} cannot be written, only {OLDEST} to {NEWEST}")
+    reasons += refusals(graph, target)
     if reasons:
         raise Refusal(f"cannot write {graph.name!r} for {target.name}", reasons)
 
@@ -100,6 +101,8 @@ class _Walk:
         outputs = self._leave()
         ops = needed(self.program.ops, list(outputs.values()))
         tensors = self._name(ops, outputs)
+        if reasons := [*self.dims.missing, *illegal(ops, self.opset)]:
+            raise Refusal(f"cannot write {self.graph.name!r} for {self.target.name}", reasons)
         return self._model(ops, outputs, tensors)
 
     # ---- inputs and outputs ----
@@ -194,7 +197,7 @@ class _Walk:
                 (emitted.initializers if inside else emitted.beside)[name] = graph.data[name]
         for t in _constants(ops):
             emitted.initializers.setdefault(t.name, t.constant)  # type: ignore[arg-type]
-        nodes = [node_proto(op, graph.name, self.opset) for op in ops]
+        nodes = [node_proto(op, graph.name) for op in ops]
         output_ids = {id(t) for t in outputs.values()}
         infos = [value_info(t) for op in ops for t in op.outputs if id(t) not in output_ids]
         emitted.model = helper.make_model(
@@ -233,33 +236,27 @@ def _constant_name(t: Tensor) -> str:
     return f"constant_{t.dtype.name}"
 
 
-def node_proto(op: Op, graph_name: str, opset: int) -> onnx.NodeProto:
-    """The node of an operator, in the form that the opset has."""
-    inputs = list(op.inputs)
-    attributes = dict(op.attributes)
-    if op.type in ("ReduceMax", "ReduceMin", "ReduceProd") and opset < 18:
-        axes = inputs.pop()
-        assert axes is not None and axes.array is not None
-        attributes["axes"] = axes.array.tolist()
+def node_proto(op: Op, graph_name: str) -> onnx.NodeProto:
+    """The node of an operator."""
     node = helper.make_node(
-        op.type, ["" if t is None else t.name for t in inputs], [t.name for t in op.outputs], name=op.name
+        op.type, ["" if t is None else t.name for t in op.inputs], [t.name for t in op.outputs], name=op.name
     )
-    for key, value in attributes.items():
+    for key, value in op.attributes.items():
         if isinstance(value, DType):
             value = onnx_dtype(value)
         node.attribute.append(helper.make_attribute(key, value))
     for key, body in op.bodies.items():
-        node.attribute.append(helper.make_attribute(key, body_proto(body, graph_name, opset)))
+        node.attribute.append(helper.make_attribute(key, body_proto(body, graph_name)))
     for key, text in node_metadata(op.serves, graph_name).items():
         node.metadata_props.add(key=key, value=text)
     return node
 
 
-def body_proto(body: Body, graph_name: str, opset: int) -> onnx.GraphProto:
+def body_proto(body: Body, graph_name: str) -> onnx.GraphProto:
     """The graph inside a Scan, If or Loop."""
     results = {id(t) for t in body.outputs}
     return helper.make_graph(
-        [node_proto(op, graph_name, opset) for op in body.ops],
+        [node_proto(op, graph_name) for op in body.ops],
         body.graph.name or "body",
         [value_info(t) for t in body.inputs],
         [value_info(t) for t in body.outputs],

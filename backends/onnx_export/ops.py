@@ -110,7 +110,9 @@ class Ops:
             return x
         if x.dtype is bool_ and self.target.bool_by_where:
             return self.where(x, self.number(1, dtype), self.number(0, dtype))
-        if dtype.name.startswith("f8"):  # the algebra's cast does not saturate: what is too large is infinite, or not a number
+        if dtype.name.startswith(
+            "f8"
+        ):  # the algebra's cast does not saturate: what is too large is infinite, or not a number
             return self.program.op("Cast", (x,), dtype, x.shape, to=dtype, saturate=0)
         return self.program.op("Cast", (x,), dtype, x.shape, to=dtype)
 

@@ -26,6 +26,12 @@ class RuntimeDims:
         self._opset = opset
         self._sources: dict[sympy.Symbol, tuple[Tensor, int, Dim]] = {}
         self._memory: dict[Dim, Tensor] = {}
+        self._missing: dict[sympy.Symbol, str] = {}
+
+    @property
+    def missing(self) -> list[str]:
+        """What was asked for and no input tells."""
+        return list(self._missing.values())
 
     def read_from(self, graph: Graph, tensors: Mapping[str, Tensor]) -> None:
         """Note where each symbol can be read: an axis that is the symbol itself, else one that is linear in it, the rest known."""
@@ -144,7 +150,8 @@ class RuntimeDims:
 
     def _read(self, symbol: sympy.Symbol) -> Tensor:
         if symbol not in self._sources:
-            raise PullbackError(f"the size {show(symbol)} cannot be read from the shape of any input")
+            self._missing[symbol] = f"the size {show(symbol)} cannot be read from the shape of any input"
+            return self.vector(1)
         tensor, axis, d = self._sources[symbol]
         size = self._size(tensor, axis)
         if d == symbol:
