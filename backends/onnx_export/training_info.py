@@ -184,8 +184,8 @@ def _assembled(whole: ModelProto, inference: ModelProto, nodes: list[NodeProto],
     here = present | {t.name for t in algorithm.initializer}
     algorithm.input.extend(i for i in whole.graph.input if i.name not in here)
     mine = {o for node in nodes for o in node.output}
-    shown = {o.name for o in main.output}
-    algorithm.output.extend(o for o in whole.graph.output if o.name in mine and o.name not in shown)
+    own = {e.name for e in signature.outputs if e.role != "output"}
+    algorithm.output.extend(o for o in whole.graph.output if o.name in mine and o.name in own)
     algorithm.value_info.extend(v for v in whole.graph.value_info if v.name in mine)
     for output, name in carried.items():
         info.update_binding.add(key=name, value=output)
