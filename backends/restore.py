@@ -190,12 +190,16 @@ def _tensors(graph: GraphProto) -> Iterator[TensorProto]:
 
 MODEL, SPLIT = "pullback.model", "pullback.split"
 STUB = "pullback:"
+LARGEST_CARRIED = 64 << 20
 
 
 def carried(
     model: ModelProto, held: Collection[str], *, split: Iterable[Split] = (), base: Path | None = None
 ) -> dict[str, str]:
-    """Metadata that holds the original model, without the tensors that the training file holds under their names (`held`)."""
+    """Metadata that holds the original model, without the tensors that the training file holds under their names (`held`).
+
+    Nothing where more than 64 MB would be left: then the original must be given when trained weights are to go back into it.
+    """
     light = ModelProto()
     for field in ("ir_version", "producer_name", "producer_version", "domain", "model_version", "doc_string"):
         if model.HasField(field):
@@ -205,7 +209,8 @@ def carried(
     light.metadata_props.extend(model.metadata_props)
     graph = light.graph
     for name in ("name", "doc_string"):
-        setattr(graph, name, getattr(model.graph, name))
+        if model.graph.HasField(name):
+            setattr(graph, name, getattr(model.graph, name))
     for repeated in (
         "input",
         "output",
@@ -227,6 +232,8 @@ def carried(
         else:
             graph.node.append(node)
     _load_rest(graph, base)
+    if light.ByteSize() > LARGEST_CARRIED:
+        return {}
     packed = base64.b85encode(zlib.compress(light.SerializeToString())).decode("ascii")
     records = [list(s) for s in split]
     return {MODEL: packed, **({SPLIT: json.dumps(records)} if records else {})}

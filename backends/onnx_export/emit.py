@@ -17,13 +17,13 @@ from ...algebra.errors import PullbackError, Refusal
 from ...algebra.graph import Constant, Graph, Value
 from ...algebra.types import DType
 from .emission import Emission, users_of
-from .metadata import model_metadata, node_metadata
+from .legal import illegal
+from .metadata import model_metadata, node_metadata, original_metadata
 from .naming import Names, node_stem
 from .ops import Ops
 from .program import Body, Op, Program, Tensor, needed
 from .runtime_dims import RuntimeDims
 from .tables import EMIT
-from .legal import illegal
 from .targets import NEWEST, OLDEST, Target, all_nodes, refusals, target_named
 from .view import whole
 
@@ -208,7 +208,10 @@ class _Walk:
             ir_version=ir_version(self.opset),
             producer_name="pullback",
         )
-        helper.set_model_props(emitted.model, model_metadata(graph, tensors))
+        props = model_metadata(graph, tensors)
+        if self.embed == "all":
+            props |= original_metadata(graph)
+        helper.set_model_props(emitted.model, props)
         return emitted
 
 

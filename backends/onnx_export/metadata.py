@@ -6,8 +6,18 @@ from collections.abc import Mapping
 
 from ...algebra.graph import Graph, Value
 from ...algebra.signature import Signature
+from ..restore import carried
 
-__all__ = ["PHASE", "PRIMITIVE", "SIGNATURE", "SOURCE", "model_metadata", "node_metadata", "source_of"]
+__all__ = [
+    "PHASE",
+    "PRIMITIVE",
+    "SIGNATURE",
+    "SOURCE",
+    "model_metadata",
+    "node_metadata",
+    "original_metadata",
+    "source_of",
+]
 
 PHASE, SOURCE, PRIMITIVE = "pullback.phase", "pullback.source", "pullback.primitive"
 SIGNATURE = "pullback.signature"
@@ -33,3 +43,12 @@ def node_metadata(value: Value | None, graph_name: str) -> dict[str, str]:
 def model_metadata(graph: Graph, tensors: Mapping[str, str]) -> dict[str, str]:
     """The metadata of the whole; `tensors` maps the model's own tensor names to those in the file."""
     return {SIGNATURE: Signature.of(graph, tensors).to_json()}
+
+
+def original_metadata(graph: Graph) -> dict[str, str]:
+    """The inference model that a training step came from, so that trained weights can go back into it."""
+    info = graph.info
+    if info.get("kind") != "step" or "model" not in info:
+        return {}
+    held = {v.params["name"] for v in graph.inputs if v.params["name"] in graph.data}
+    return carried(info["model"], held, split=info.get("split", ()), base=info.get("base"))
