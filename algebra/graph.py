@@ -175,6 +175,10 @@ class Builder:
                 builder._next = max(builder._next, node.index + 1)
         return builder
 
+    def made(self, primitive: Primitive, operands: tuple[Value, ...], params: Mapping[str, Any]) -> Value | None:
+        """The value of an expression, where it stands already."""
+        return self._table.get(_expression(primitive, operands, params))
+
     def add(self, primitive: Primitive, operands: tuple[Value, ...], params: Mapping[str, Any]) -> Value:
         key = _expression(primitive, operands, params)
         found = self._table.get(key)

@@ -48,6 +48,7 @@ class Rewriter(Builder):
         self._label = label
         self._settled: dict[int, Value] = {}
         self.readers: dict[int, int] = {}
+        self.notes: dict[int, bool] = {}
         self._rules: dict[str, list[Rule]] = {}
         for rule in table:
             for name in rule.primitives:

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 
 from ...algebra import primitives as p
-from ...algebra.dims import Shape, product, simplest
+from ...algebra.dims import Dim, Shape, product, simplest
 from ...algebra.graph import Graph, Value, bind, current
 from ...algebra.passes import FINAL, RULES
-from ...algebra.passes.matching import is_splat, negated, op, same, same_dims
+from ...algebra.passes.layout import strided_limit
+from ...algebra.passes.matching import is_splat, negated, op, same, same_dims, splat
 from ...algebra.passes.rewriting import Rewriter, Rule, rewrite, rules
 from ...algebra.types import TensorType, TupleType, Type, f32, f64, i64
 
@@ -112,9 +113,103 @@ def raise_conv(v: Value) -> Value | None:
     if v.dtype is not f32:
         return None
     for sides in _sides(v):
-        if op(sides.one) == "window" and (found := _conv(v, sides)) is not None:
-            return found
+        if op(sides.one) == "window":
+            found = _weight_gradient(v, sides) or _conv(v, sides)
+            if found is not None:
+                return found
     return None
+
+
+def _weight_gradient(v: Value, s: _Sides) -> Value | None:
+    """The weight gradient of an ungrouped convolution, in the form that was fastest of eight on onnxruntime 1.32.
+
+    With one step between windows: taps of the last axis are slices of x, taps of the axis before are shifts of the cotangent, both stacked
+    as channels, so that one product of matrices per sample gives all taps; the products are added up. Otherwise a convolution in which samples
+    are the channels and channels a further spatial axis.
+    """
+    a, window = s.one, s.one.params
+    x, spatial, n = a.operands[0], list(window["axes"]), len(window["axes"])
+    taps = [x.rank + i for i in range(n)]
+    others = [i for i in range(x.rank) if i not in spatial]
+    samples, channels = [i for i in others if i in s.contract], [i for i in others if i not in s.contract]
+    if s.batch or not samples or not 1 <= n <= 2 or any(t in s.contract for t in taps):
+        return None
+    if any(i not in s.contract for i in spatial) or not all(isinstance(k, int) for k in window["sizes"]):
+        return None
+    outs = s.free_other
+    places = [s.contract[i] for i in spatial]
+    labels: list[object] = [("other", i) for i in outs]
+    labels += [("one", i) for i in (*channels, *taps)]
+    ct = _arranged(s.other, [s.contract[i] for i in samples], outs, *([i] for i in places))
+    plain = all(k == 1 for k in (*window["strides"], *window["dilations"]))
+    image = _arranged(x, samples, channels, *([i] for i in spatial))
+    pixels, features = image.shape[1], ct.shape[1]
+    if all(k == 1 for k in window["sizes"]):
+        y = _taps_as_channels(_strided(image, ct.shape[2:], window["strides"]), ct, window["sizes"])
+    elif plain and isinstance(pixels, int) and isinstance(features, int) and pixels * features >= 64:
+        y = _taps_as_channels(image, ct, window["sizes"])
+    else:
+        y = _samples_as_channels(x, s, samples, channels, spatial, ct)
+    split = (*(s.other.shape[i] for i in outs), *(x.shape[i] for i in channels), *window["sizes"])
+    return _ordered(p.reshape(y, shape=split), labels, s.labels())
+
+
+def _taps_as_channels(x: Value, ct: Value, sizes: Shape) -> Value:
+    """The gradient `[O, C, K..]` of the weight from `x[N, C, S..]` and `ct[N, O, S'..]`, the steps between windows 1."""
+    last, count = x.rank - 1, sizes[-1]
+    width = ct.shape[-1]
+    slices = [_sliced(x, last, k, simplest(k + width)) for k in range(count)]  # type: ignore[arg-type]
+    slab = p.concat(*slices, axis=1)
+    shifts = [ct]
+    if len(sizes) == 2:
+        rows = sizes[0]
+        assert isinstance(rows, int)
+        shifts = [p.pad(ct, low=(0, 0, k, 0), high=(0, 0, rows - 1 - k, 0)) for k in range(rows)]
+    shifted = p.concat(*shifts, axis=1)
+    n, length = x.shape[0], product(slab.shape[2:])
+    left = p.reshape(shifted, shape=(n, shifted.shape[1], length))
+    right = p.reshape(slab, shape=(n, slab.shape[1], length))
+    shape = (n, shifted.shape[1], slab.shape[1])
+    each = raised("MatMul", left, p.transpose(right, perm=(0, 2, 1)), result=TensorType(x.dtype, shape))
+    total = p.reshape(p.reduce_sum(each, axes=(0,)), shape=(*sizes[:-1], ct.shape[1], count, x.shape[1]))
+    return p.transpose(total, perm=(1, 3, 0, 2) if len(sizes) == 2 else (0, 2, 1))
+
+
+def _strided(x: Value, counts: Shape, strides: Sequence[int]) -> Value:
+    """Every stride-th element of the axes from 2 on."""
+    limit = (*x.shape[:2], *(strided_limit(0, n, k) if k > 1 else n for n, k in zip(counts, strides, strict=True)))
+    return p.slice(x, start=(0,) * x.rank, limit=limit, stride=(1, 1, *strides))
+
+
+def _sliced(x: Value, axis: int, start: int, limit: Dim) -> Value:
+    """A slice that stays one: taken of what is padded once, not of a pad of its own."""
+    shape = tuple(simplest(limit - start) if i == axis else d for i, d in enumerate(x.shape))
+    ends = _shape((limit,))
+    return raised("Slice", x, _shape((start,)), ends, _shape((axis,)), result=TensorType(x.dtype, shape))
+
+
+def _samples_as_channels(
+    x: Value, s: _Sides, samples: list[int], channels: list[int], spatial: list[int], ct: Value
+) -> Value:
+    """The gradient `[O, C, K..]` of the weight as a convolution of `x` as `[1, N, C, S..]` with `ct` as `[O, N, 1, S'..]`."""
+    window, n = s.one.params, len(spatial)
+    x, pads = _without_pads(x, spatial, 0.0)
+    image = _arranged(x, [], samples, channels, *([i] for i in spatial))
+    weight = _arranged(ct, [1], [0], [], *([2 + i] for i in range(n)))
+    strides, dilations = (1, *window["dilations"]), (1, *window["strides"])
+    padding = (0, *pads[:n], 0, *pads[n:])
+    sizes = [
+        p.window_count(simplest(d + lo + hi), k, st, di)
+        for d, lo, hi, k, st, di in zip(
+            image.shape[3:], pads[:n], pads[n:], weight.shape[3:], window["dilations"], window["strides"], strict=True
+        )
+    ]
+    shape = (1, weight.shape[0], image.shape[2], *sizes)
+    y = raised(
+        "Conv", image, weight, result=TensorType(x.dtype, shape), strides=strides, dilations=dilations, pads=padding,
+        group=1,
+    )  # fmt: skip
+    return p.slice(y, start=(0,) * y.rank, limit=(*shape[:3], *window["sizes"]))
 
 
 def _conv(v: Value, s: _Sides) -> Value | None:
@@ -286,9 +381,13 @@ def add_bias(v: Value) -> Value | None:
 
 
 def _read_once(v: Value) -> bool:
+    return _builder().read_once(v)
+
+
+def _builder() -> Rewriter:
     builder = current()
     assert isinstance(builder, Rewriter)
-    return builder.read_once(v)
+    return builder
 
 
 # ---- forms brought together -------------------------------------------------------------------------------------------------------------
@@ -532,6 +631,145 @@ def raise_relu(v: Value) -> Value | None:
     return raised("Relu", x, result=v.type) if v.dtype in (f32, f64) else None
 
 
+def select_by_relu(v: Value) -> Value | None:
+    """select(x <= 0, a, b) -> select(Relu(x) <= 0, a, b), where Relu(x) is there: only the Relu reads x then, and can be joined to what makes x"""
+    c, a, b = v.operands
+    if op(c) != "less_equal" or not is_splat(c.operands[1], 0) or is_raised(c.operands[0], "Relu"):
+        return None
+    x = c.operands[0]
+    y = _builder().made(RAISED, (x,), {"op": "Relu", "attributes": (), "result": x.type})
+    return None if y is None else p.select(p.less_equal(y, c.operands[1]), a, b)
+
+
+def masked_by_product(v: Value) -> Value | None:
+    """select(c, 0, ct) -> ct * not c, select(c, ct, 0) -> ct * c, where ct is finite if no sum or product overflows: a sixth of the time of Where"""
+    c, x, y = v.operands
+    if v.dtype is not f32 or op(c) in ("broadcast", "literal"):
+        return None
+    memo = _builder().notes
+    if is_splat(x, 0) and splat(y) is None and _tame(y, memo):
+        return p.mul(y, p.cast(p.logical_not(c), dtype=v.dtype))
+    if is_splat(y, 0) and splat(x) is None and _tame(x, memo):
+        return p.mul(x, p.cast(c, dtype=v.dtype))
+    return None
+
+
+_TAME = frozenset(
+    [
+        "input",
+        "add",
+        "mul",
+        "neg",
+        "dot",
+        "reduce_sum",
+        "reduce_max",
+        "reduce_min",
+        "broadcast",
+        "reshape",
+        "transpose",
+        "slice",
+        "pad",
+        "concat",
+        "window",
+        "fold",
+        "select",
+        "max",
+        "min",
+        "tanh",
+        "erf",
+        "sin",
+        "cos",
+        "abs",
+        "sign",
+        "floor",
+        "round",
+        "item",
+        "iota",
+        "dim",
+        "gather",
+        "scatter_add",
+        "cumsum",
+        "reverse",
+    ]
+)
+"""Primitives that make finite numbers of finite ones, where no sum or product overflows."""
+_TAME_OPERATORS = frozenset(
+    [
+        "Conv",
+        "ConvTranspose",
+        "Gemm",
+        "MatMul",
+        "MaxPool",
+        "MaxUnpool",
+        "AveragePool",
+        "Relu",
+        "Softmax",
+        "LogSoftmax",
+        "Slice",
+    ]
+)
+
+
+def _tame(v: Value, memo: dict[int, bool]) -> bool:
+    """Whether a value is finite wherever the inputs are, but for overflow."""
+    stack = [v]
+    while stack:
+        node = stack[-1]
+        if id(node) in memo:
+            stack.pop()
+            continue
+        operands = _share_of_selected(node) or (node.operands if _tame_alone(node) else None)
+        if operands is None:
+            memo[id(node)] = False
+            continue
+        waiting = [o for o in operands if id(o) not in memo]
+        if waiting:
+            stack.extend(waiting)
+            continue
+        memo[id(node)] = all(memo[id(o)] for o in operands)
+    return memo[id(v)]
+
+
+def _share_of_selected(v: Value) -> tuple[Value, ...] | None:
+    """(x, w) of `select(c, 0, x / sum(select(c, 0, w)))`, the share in a mean over what is selected: where all is 0, it divides by nothing."""
+    if op(v) != "select" or not is_splat(v.operands[1], 0):
+        return None
+    c, _, share = v.operands
+    share = share.operands[0] if op(share) == "broadcast" else share
+    if op(share) != "div" or op(share.operands[1]) != "reduce_sum":
+        return None
+    counted = share.operands[1].operands[0]
+    if op(counted) != "select" or counted.operands[0] is not c or not is_splat(counted.operands[1], 0):
+        return None
+    return share.operands[0], counted.operands[2]
+
+
+def _tame_alone(v: Value) -> bool:
+    match op(v):
+        case "onnx":
+            return v.params["op"] in _TAME_OPERATORS
+        case "literal":
+            value = v.params["value"]
+            return value.size > 64 or not v.dtype.floating or bool(np.isfinite(value.array.astype(np.float64)).all())
+        case "cast":
+            return not v.dtype.floating or v.operands[0].dtype.bits <= v.dtype.bits or not v.operands[0].dtype.floating
+        case "exp":
+            return is_raised(v.operands[0], "LogSoftmax")
+        case "div":
+            return _counts(v.operands[1])
+    return op(v) in _TAME or v.dtype.kind != "f"
+
+
+def _counts(v: Value) -> bool:
+    """Whether a value is a literal that is not 0, or a number of elements."""
+    while op(v) in ("broadcast", "cast"):
+        v = v.operands[0]
+    if op(v) == "dim":
+        return True
+    found = splat(v)
+    return found is not None and found != 0
+
+
 def _shifted(e: Value) -> tuple[Value, int] | None:
     """(x, axis) of `x - max(x)` along one axis."""
     if op(e) != "add":
@@ -601,6 +839,9 @@ RAISING: tuple[Rule, ...] = rules(
     ("reshape", reshape_of_pad),
 )
 
+MASKS: tuple[Rule, ...] = rules(("select", select_by_relu), ("select", masked_by_product))
+"""Applied when all operators are raised, a Relu before its mask among them."""
+
 _HIDING = ("dot_of_units", "window_of_points", "fold_of_points", "reduce_units")
 """Simplifications that take the form away by which an operator is recognised: done after raising."""
 _KEEPING: tuple[Rule, ...] = tuple(rule for rule in (*FINAL, *RULES) if rule.name not in _HIDING)
@@ -610,4 +851,5 @@ def raise_operators(graph: Graph) -> Graph:
     """The graph with recognised groups as single ONNX operators; simplified, and not to be differentiated any more."""
     settled = rewrite(graph, _KEEPING, "simplify")
     with_operators = rewrite(settled, (*RAISING, *_KEEPING), "raise")
-    return rewrite(with_operators, (*FINAL, *RULES), "simplify")
+    with_masks = rewrite(with_operators, (*MASKS, *_KEEPING), "raise")
+    return rewrite(with_masks, (*FINAL, *RULES), "simplify")
