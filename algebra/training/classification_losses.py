@@ -10,14 +10,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from .. import primitives as p
 from ..composites import along, log_softmax, one_hot, plus, relu, scale, sigmoid, softmax, square, sub
 from ..errors import Refusal
 from ..graph import Value
-from ..types import TensorType, i64
+from ..types import TensorType, f16, i64
 from .loss import (
     Loss, Number, agreed, axis_of_classes, class_indices, constant, divided, per_class, quotient, reduced, same_as_output,
 )  # fmt: skip
@@ -167,7 +166,7 @@ def binary_cross_entropy(
     As PyTorch, the derivative is `(x - t) / max(x (1 - x), 1e-12)`, finite at 0 and 1 too; the bound is the float32 number nearest to 1e-12.
     """
     t, one = agreed(target, input), p.number(1, input)
-    limit = min(1 / float(np.float32(1e-12)), float(ml_dtypes.finfo(input.dtype.numpy).max))
+    limit = 65504.0 if input.dtype is f16 else 1 / float(np.float32(1e-12))
     edge = p.less(p.mul(input, sub(one, input)), p.number(1 / limit, input))
     safe = p.select(edge, p.number(0.5, input), input)
     inner = p.neg(p.add(p.mul(t, p.log(safe)), p.mul(sub(one, t), p.log(sub(one, safe)))))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import fields
 from typing import Any
 
 from ..errors import Refusal
 from .adaptive import LAMB, Adadelta, Adafactor, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop, SparseAdam
+from .loss import near
 from .momentum import ASGD, LARS, SGD, Lion, Muon, Rprop
 from .optimizer import Optimizer, Slot, compute_dtype, ema
 
@@ -32,15 +32,10 @@ def optimizer(name: str, **options: Any) -> Optimizer:
     """
     wanted = name.lower()
     if wanted not in OPTIMIZERS:
-        raise Refusal(f"no optimizer {name!r}", [_near(wanted, OPTIMIZERS)])
+        raise Refusal(f"no optimizer {name!r}", [near(wanted, OPTIMIZERS)])
     cls = OPTIMIZERS[wanted]
     known = [f.name for f in fields(cls)]
-    unknown = [f"no option {o!r}; {_near(o, known)}" for o in options if o not in known]
+    unknown = [f"no option {o!r}; {near(o, known)}" for o in options if o not in known]
     if unknown:
         raise Refusal(f"cannot use the optimizer {name}", unknown)
     return cls(**options)
-
-
-def _near(word: str, known: Any) -> str:
-    close = difflib.get_close_matches(word, list(known), n=3)
-    return f"near names: {', '.join(close)}" if close else f"known: {', '.join(known)}"
