@@ -493,3 +493,29 @@ def test_twenty_steps_follow_pytorch(dtype: DType, name: str, options: dict[str,
         assert abs(theirs.item() - loss) < tolerance
     for k, v in params.items():
         np.testing.assert_allclose(feeds[k], v.detach().numpy(), rtol=100 * tolerance, atol=tolerance, err_msg=k)
+
+
+def test_clipping_and_schedule_act_on_the_update_alone() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed (pip install pullback[torch])")
+    graph, data = mlp(f64), batches(12, f64)
+    step = training_step(
+        graph, lr=0.5, clip_value=0.2, clip_global_norm=0.3, schedule=("cosine", {"T_max": 10, "warmup_steps": 3})
+    )
+    assert step.signature.optimizer["clip"] == {"value": 0.2, "global_norm": 0.3}
+    assert step.signature.optimizer["schedule"]["name"] == "sequential"
+    _, feeds = run(step, data)
+    params = {k: torch.tensor(v.array, requires_grad=True) for k, v in graph.data.items()}
+    optimizer = torch.optim.SGD(params.values(), lr=0.5)
+    for i, batch in enumerate(data):
+        optimizer.param_groups[0]["lr"] = 0.5 * (i / 3 if i < 3 else (1 + np.cos(np.pi * (i - 3) / 10)) / 2)
+        optimizer.zero_grad()
+        h = torch.relu(torch.tensor(batch["x"]) @ params["fc1.weight"] + params["fc1.bias"])
+        torch.nn.functional.cross_entropy(h @ params["fc2.weight"], torch.tensor(batch["target"])).backward()
+        if i == 0:
+            first = evaluate(step.graph, batch)["grad_fc1.weight"]
+            np.testing.assert_allclose(first, params["fc1.weight"].grad.numpy(), rtol=1e-9, atol=1e-12)
+        torch.nn.utils.clip_grad_value_(params.values(), 0.2)
+        torch.nn.utils.clip_grad_norm_(params.values(), 0.3)
+        optimizer.step()
+    for k, v in params.items():
+        np.testing.assert_allclose(feeds[k], v.detach().numpy(), rtol=1e-9, err_msg=k)

@@ -22,12 +22,15 @@ from ..origin import Source
 from ..passes.substitute import in_graph
 from ..signature import Signature
 from ..types import DType, TensorType, f32, f64, i64
+from .clipping import clip_by_global_norm, clip_by_norm, clip_by_value
 from .modes import DropoutOption, TrainingMode, dropouts_of, relocated, statistics_of, training_mode
 from .naming import Names
 from .objective import LossLike, Objective, objective
 from .optimizers import Optimizer, Slot
 from .optimizers import ema as moving_average
 from .optimizers import optimizer as optimizer_named
+from .schedules import Schedule
+from .schedules import schedule as schedule_named
 from .selection import Selection, match, select
 
 __all__ = ["Group", "TrainingStep", "training_step"]
@@ -96,7 +99,7 @@ class _Options:
     groups: tuple[Group, ...]
     no_decay: bool
     clip: Mapping[str, float]
-    schedule: Any
+    schedule: Schedule | None
     ema: float | None
     batch_norm: str
     running_variance: str
@@ -135,10 +138,8 @@ class _Update:
     def apply(self, gradients: Sequence[Value]) -> tuple[list[Value], list[Value], Value]:
         """New parameters, new slots parameter by parameter, and the new step."""
         if self.options.clip:
-            from .clipping import clipped
-
             with phase("optimizer", Source("clip_gradients", "clip_gradients")):
-                gradients = clipped(gradients, self.options.clip)
+                gradients = _clipped(gradients, self.options.clip)
         rates = self._rates()
         parameters, slots = [], []
         for plan, gradient in zip(self.plans, gradients, strict=True):
@@ -158,11 +159,20 @@ class _Update:
         """What the schedule makes of each learning rate."""
         if self.options.schedule is None:
             return {}
-        from .schedules import scheduled
-
         rates = {id(v): v for plan in self.plans for k, v in plan.hyper.items() if k == "lr"}
         with phase("optimizer", Source("schedule", "schedule")):
-            return {i: scheduled(self.options.schedule, v, self.step) for i, v in rates.items()}
+            return {i: self.options.schedule.rate(self.step, v) for i, v in rates.items()}
+
+
+def _clipped(gradients: Sequence[Value], limits: Mapping[str, float]) -> Sequence[Value]:
+    """Gradients clipped by value, then each by its norm, then all by their common norm, as far as limits are given."""
+    if "value" in limits:
+        gradients = clip_by_value(gradients, limits["value"])
+    if "norm" in limits:
+        gradients = clip_by_norm(gradients, limits["norm"])
+    if "global_norm" in limits:
+        gradients, _ = clip_by_global_norm(gradients, limits["global_norm"])
+    return gradients
 
 
 def _plans(parameters: Sequence[Value], options: _Options, members: Mapping[str, int], names: Names, data: dict[str, Constant],
@@ -273,7 +283,7 @@ def training_step(
     clip_value: float | None = None,
     clip_norm: float | None = None,
     clip_global_norm: float | None = None,
-    schedule: Any = None,
+    schedule: str | tuple[str, Mapping[str, Any]] | Schedule | None = None,
     ema: float | None = None,
     batch_norm: str = "batch",
     running_variance: str = "unbiased",
@@ -286,7 +296,8 @@ def training_step(
     the loss itself. `optimizer` is a name as in `torch.optim` in lower case, with `lr` and `optimizer_options`, or an `Optimizer`.
 
     `train` and `freeze` choose parameters by name or glob; `groups` gives some their own options; `no_decay` keeps weight decay from norms and
-    biases (rank 0 and 1). Gradients as outputs are those before clipping.
+    biases (rank 0 and 1). Gradients as outputs are those before clipping: by value, by each one's norm, by the norm of all. `schedule` (a name as in
+    `schedules.SCHEDULES`, that and its options, or a `Schedule`) makes each step's rate from `lr` and `step`; `ema` keeps a moving average of the weights.
 
     `batch_norm="batch"` normalises by the batch and updates the running statistics, `"frozen"` keeps them. `dropout` is off unless asked for: True
     takes the model's dropouts with their ratios, a number gives them that ratio, a mapping puts dropout at the tensors its globs name.
@@ -301,7 +312,7 @@ def training_step(
         groups=tuple(map(Group.of, groups)),
         no_decay=no_decay,
         clip={k: v for k, v in clips.items() if v is not None},
-        schedule=schedule,
+        schedule=_schedule(schedule),
         ema=ema,
         batch_norm=batch_norm,
         running_variance=running_variance,
@@ -324,6 +335,17 @@ def _rule(optimizer: str | Optimizer, lr: float | None, options: Mapping[str, An
     if isinstance(optimizer, Optimizer):
         return replace(optimizer, **given) if given else optimizer
     return optimizer_named(optimizer, **given)
+
+
+def _schedule(given: str | tuple[str, Mapping[str, Any]] | Schedule | None) -> Schedule | None:
+    match given:
+        case None | Schedule():
+            return given
+        case str():
+            return schedule_named(given)
+        case name, options:
+            return schedule_named(name, **options)
+    raise Refusal("cannot read the schedule", [f"a name, (name, options) or a Schedule is required, found {given!r}"])
 
 
 def _taken(graph: Graph) -> set[str]:
@@ -499,7 +521,7 @@ def _part(common: Graph, kind: str, inputs: Sequence[Value], outputs: Mapping[st
 def _info(base: Graph, selection: Selection, goal: Objective, options: _Options, names: Names, words: Mapping[str, str], out: _Outputs,
           mode: TrainingMode, plans: Sequence[_Plan]) -> dict[str, Any]:  # fmt: skip
     """What the signature says besides inputs and outputs."""
-    optimizer: dict[str, Any] = {"name": options.rule.name, **_plain(options.rule)}
+    optimizer = _plain(options.rule)
     if options.groups:
         optimizer["groups"] = [
             {
@@ -513,7 +535,7 @@ def _info(base: Graph, selection: Selection, goal: Objective, options: _Options,
     extras = {"no_decay": options.no_decay, "clip": dict(options.clip), "ema": options.ema}
     optimizer.update({k: v for k, v in extras.items() if v})
     if options.schedule is not None:
-        optimizer["schedule"] = str(options.schedule)
+        optimizer["schedule"] = _plain(options.schedule)
     training: dict[str, Any] = {}
     if base.info.get("batch_norms"):
         training["batch_norm"] = options.batch_norm
@@ -535,10 +557,19 @@ def _info(base: Graph, selection: Selection, goal: Objective, options: _Options,
     }
 
 
-def _plain(options: Any) -> dict[str, Any]:
-    """The fields of an options record as JSON takes them."""
-    values = {f.name: getattr(options, f.name) for f in fields(options)}
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
+def _plain(options: Optimizer | Schedule) -> dict[str, Any]:
+    """A record of options as JSON takes it."""
+    return {"name": options.name, **{f.name: _json(getattr(options, f.name)) for f in fields(options)}}
+
+
+def _json(value: Any) -> Any:
+    match value:
+        case tuple() | list():
+            return [_json(v) for v in value]
+        case Schedule():
+            return _plain(value)
+        case _:
+            return value
 
 
 def _settings(group: Group) -> dict[str, Any]:
