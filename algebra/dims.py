@@ -294,10 +294,13 @@ def _whole(q: sympy.Expr) -> bool:
 
 
 @lru_cache(maxsize=65536)
-def _lower(d: sympy.Expr) -> int | None:
-    """A lower bound of an integer expression, or None; often, but not always, the greatest."""
-    bound = _bound(sympy.sympify(d))
-    return None if bound is None else int(sympy.ceiling(bound))
+def _lower(d: sympy.Expr) -> int | sympy.Rational | None:
+    """A lower bound of an expression, or None; often, but not always, the greatest. Of a whole number it is whole."""
+    d = sympy.sympify(d)
+    bound = _bound(d)
+    if bound is None or _integer_terms(d) is None:  # sizes on their way through floats are fractions
+        return bound
+    return int(sympy.ceiling(bound))
 
 
 @lru_cache(maxsize=65536)
@@ -403,7 +406,60 @@ def equal(a: Dim, b: Dim) -> bool:
         return True
     if (low is not None and low > 0) or (high is not None and high > 0) or _never_zero(difference):
         return False
+    cases = _cases(difference)
+    if cases and all(case == 0 for case in cases):
+        return True
+    if cases and all(_positive(case) or _positive(_expand(-case)) for case in cases):
+        return False
     raise InconclusiveDim(f"whether {show(a)} == {show(b)} depends on the sizes")
+
+
+def _positive(d: sympy.Expr) -> bool:
+    low = _lower(d)
+    return low is not None and low > 0
+
+
+_MOST_CASES = 64
+
+
+@lru_cache(maxsize=4096)
+def _cases(d: sympy.Expr) -> tuple[sympy.Expr, ...]:
+    """What `d` is for each remainder of its symbols by the divisors in it, where they are known and few; else nothing.
+
+    With `N = 4*k + r` every `//4` and `%4` of N is a polynomial in k, so that `N - 3*N//4` is seen to be `(N + 3)//4`.
+    """
+    periods: dict[sympy.Symbol, int] = {}
+    for f in d.atoms(FloorDiv, Mod):
+        period = _period(f)
+        if period is None:
+            return ()
+        for s in f.free_symbols:
+            periods[s] = math.lcm(periods.get(s, 1), period)
+    if not periods or math.prod(periods.values()) > _MOST_CASES:
+        return ()
+    found = [d]
+    for s, period in periods.items():
+        places = []
+        for r in range(period):
+            k = sympy.Symbol(
+                f"_{s.name}", integer=True, **{"positive" if r == 0 and s.is_positive else "nonnegative": True}
+            )
+            places.append(period * k + r)
+        found = [_expand(case.subs(s, place)) for case in found for place in places]
+    return tuple(found)
+
+
+def _period(f: sympy.Expr) -> int | None:
+    """The period in its symbols of the rest that a quotient or remainder leaves, or None where a divisor is no number."""
+    if not f.args[1].is_Integer:
+        return None
+    period = 1
+    for g in f.args[0].atoms(FloorDiv, Mod):
+        inner = _period(g)
+        if inner is None:
+            return None
+        period = math.lcm(period, inner)
+    return period * int(f.args[1])
 
 
 def _never_zero(d: sympy.Expr) -> bool:
@@ -437,6 +493,11 @@ def at_least(a: Dim, b: Dim) -> bool:
         return True
     high = _lower(_expand(sympy.sympify(b) - sympy.sympify(a)))
     if high is not None and high > 0:
+        return False
+    cases = _cases(_expand(sympy.sympify(a) - sympy.sympify(b)))
+    if cases and all((low := _lower(case)) is not None and low >= 0 for case in cases):
+        return True
+    if cases and all(_positive(_expand(-case)) for case in cases):
         return False
     raise InconclusiveDim(f"whether {show(a)} >= {show(b)} depends on the sizes")
 

@@ -22,6 +22,7 @@ __all__ = ["Facts"]
 
 LARGEST = 1 << 20
 LARGEST_SYMBOLIC = 1 << 12
+LARGEST_DENOMINATOR = 1 << 12
 
 
 class Facts:
@@ -94,7 +95,10 @@ def _compute(node: Value, operands: list[Any]) -> np.ndarray | None:
         return None
     if not symbolic:
         with np.errstate(all="ignore"):
-            return np.asarray(node.primitive.numpy(*operands, **params))
+            try:
+                return np.asarray(node.primitive.numpy(*operands, **params))
+            except IndexError:  # an index out of range: an error when the model runs, if it gets there
+                return None
     if sum(o.size for o in operands) > LARGEST_SYMBOLIC:
         return None
     try:
@@ -149,17 +153,23 @@ def _exact(x: Any) -> Any:
     value = float(x)
     if not np.isfinite(value):
         raise _Unknown
-    return sympy.Rational(value)
+    exact = sympy.Rational(value)
+    if exact.q > LARGEST_DENOMINATOR:  # 0.1 as a float: a product with it is rounded when the model runs
+        raise _Unknown
+    return exact
 
 
-def _each(f: Callable[..., Any]) -> Callable[..., np.ndarray]:
-    def apply(*arrays: np.ndarray) -> np.ndarray:
-        out = np.empty(arrays[0].shape, object)
-        for at in np.ndindex(*arrays[0].shape):
-            out[at] = f(*(_exact(a[at]) for a in arrays))
-        return out
-
-    return apply
+def _each(node: Value, f: Callable[..., Any], arrays: list[np.ndarray]) -> np.ndarray:
+    """`f` of each element; where all are plain numbers, what the primitive computes."""
+    out = np.empty(arrays[0].shape, object)
+    for at in np.ndindex(*arrays[0].shape):
+        elements = [a[at] for a in arrays]
+        if any(isinstance(x, sympy.Expr) for x in elements):
+            out[at] = f(*map(_exact, elements))
+        else:
+            plain = [np.asarray(x, o.dtype.numpy) for x, o in zip(elements, node.operands, strict=True)]
+            out[at] = node.primitive.numpy(*plain, **node.params).item()
+    return out
 
 
 def _floor(x: Any) -> Dim:
@@ -169,6 +179,13 @@ def _floor(x: Any) -> Dim:
     return floordiv(simplest(numerator), simplest(denominator))
 
 
+def _whole(x: Any) -> Any:
+    """`x` where it is a whole number."""
+    if isinstance(x, int) or sympy.together(x).as_numer_denom()[1] == 1:
+        return x
+    raise _Unknown
+
+
 def _to_dtype(x: Any, dtype: Any) -> Any:
     if dtype.name == "bool":
         if isinstance(x, bool):
@@ -176,6 +193,8 @@ def _to_dtype(x: Any, dtype: Any) -> Any:
         return not equal(simplest(x), 0)
     if dtype.floating or isinstance(x, bool):
         return x if dtype.floating else int(x)
+    if isinstance(x, int) or sympy.together(x).as_numer_denom()[1] == 1:
+        return x
     if not isinstance(x, int) and not at_least(_floor(x), 0):
         return -_floor(-x)
     return _floor(x)
@@ -208,9 +227,15 @@ def _divide(x: Any, y: Any, floating: bool) -> Any:
     if floating:
         return sympy.sympify(x) / y
     x, y = simplest(x), simplest(y)
-    if at_least(x, 0) and at_least(y, 1):
-        return floordiv(x, y)
-    raise _Unknown
+    if not at_least(y, 1):
+        raise _Unknown
+    return floordiv(x, y) if at_least(x, 0) else -floordiv(-x, y)
+
+
+def _remainder(x: Any, y: Any, floating: bool) -> Any:
+    if floating and at_least(x, 0) and not at_least(0, y):
+        return x - y * _floor(sympy.sympify(x) / y)
+    return x - y * _divide(x, y, False)
 
 
 def _symbolically(node: Value, xs: list[np.ndarray]) -> np.ndarray:
@@ -223,37 +248,38 @@ def _symbolically(node: Value, xs: list[np.ndarray]) -> np.ndarray:
         case "gather" if xs[1].dtype != object:
             return np.asarray(node.primitive.numpy(xs[0], xs[1], **params))
         case "add":
-            return _each(lambda x, y: x + y)(*xs)
+            return _each(node, lambda x, y: x + y, xs)
         case "mul":
-            return _each(lambda x, y: x * y)(*xs)
+            return _each(node, lambda x, y: x * y, xs)
         case "neg":
-            return _each(lambda x: -x)(*xs)
+            return _each(node, lambda x: -x, xs)
         case "div":
-            return _each(lambda x, y: _divide(x, y, node.dtype.floating))(*xs)
+            return _each(node, lambda x, y: _divide(x, y, node.dtype.floating), xs)
         case "max":
-            return _each(lambda x, y: dmax(simplest(x), simplest(y)))(*xs)
+            return _each(node, lambda x, y: dmax(simplest(x), simplest(y)), xs)
         case "min":
-            return _each(lambda x, y: dmin(simplest(x), simplest(y)))(*xs)
+            return _each(node, lambda x, y: dmin(simplest(x), simplest(y)), xs)
         case "floor":
-            return _each(_floor)(*xs)
+            return _each(node, _floor, xs)
         case "rem":
-            return _each(lambda x, y: x - y * _divide(x, y, False))(*xs)
+            return _each(node, lambda x, y: _remainder(x, y, node.dtype.floating), xs)
         case "abs":
-            return _each(lambda x: x if at_least(simplest(x), 0) else -x)(*xs)
+            return _each(node, lambda x: x if at_least(simplest(x), 0) else -x, xs)
         case "sign":
-            return _each(_sign)(*xs)
+            return _each(node, _sign, xs)
         case "pow" if all(
-            isinstance(e, int | np.integer | np.floating) and float(e) == int(e) >= 0 for e in xs[1].ravel()
+            isinstance(e, int | np.integer | float | np.floating) and np.isfinite(e) and float(e) == int(e) >= 0
+            for e in xs[1].ravel()
         ):
-            return _each(lambda x, y: x ** int(y))(*xs)
+            return _each(node, lambda x, y: x ** int(y), xs)
         case "cast":
-            return _each(lambda x: _to_dtype(x, params["dtype"]))(*xs)
+            return _each(node, lambda x: _to_dtype(x, params["dtype"]), xs)
         case "equal":
-            return _each(lambda x, y: equal(simplest(x), simplest(y)))(*xs)
+            return _each(node, lambda x, y: equal(simplest(x), simplest(y)), xs)
         case "less":
-            return _each(lambda x, y: not at_least(simplest(x), simplest(y)))(*xs)
+            return _each(node, lambda x, y: not at_least(simplest(x), simplest(y)), xs)
         case "less_equal":
-            return _each(lambda x, y: at_least(simplest(y), simplest(x)))(*xs)
+            return _each(node, lambda x, y: at_least(simplest(y), simplest(x)), xs)
         case "select" if xs[0].dtype != object:
             return np.where(xs[0], xs[1].astype(object), xs[2].astype(object))
         case "reduce_sum":
@@ -264,6 +290,12 @@ def _symbolically(node: Value, xs: list[np.ndarray]) -> np.ndarray:
             return _reduced(lambda x, y: dmax(simplest(x), simplest(y)))(*xs, **params)
         case "reduce_min":
             return _reduced(lambda x, y: dmin(simplest(x), simplest(y)))(*xs, **params)
-        case "cumsum" if not params["reverse"]:
-            return np.cumsum(xs[0].astype(object), axis=params["axis"])
+        case "round" | "is_nan":
+            return _each(node, _whole if node.primitive.name == "round" else lambda _: False, xs)
+        case "scatter_add" if xs[1].dtype != object:
+            return np.asarray(node.primitive.numpy(xs[0].astype(object), xs[1], **params))
+        case "cumsum":
+            axis, turned = params["axis"], params["reverse"]
+            sums = np.cumsum(np.flip(xs[0].astype(object), axis) if turned else xs[0].astype(object), axis=axis)
+            return np.flip(sums, axis) if turned else sums
     raise _Unknown

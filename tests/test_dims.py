@@ -176,6 +176,11 @@ def test_an_exact_quotient_is_exact(x: tuple, y: tuple) -> None:
         (floordiv(mod(N, 3), 3), 0),
         (floordiv(N, N + 1), 0),
         (product((N, 2, M)), 2 * M * N),
+        (N - floordiv(3 * N, 4), floordiv(N + 3, 4)),
+        (N - floordiv(N, 2), floordiv(N + 1, 2)),
+        (N - 8 * floordiv(N, 8), mod(N, 8)),
+        (2 * floordiv(N, 2) + mod(N, 2), N),
+        (floordiv(N, 2) * M + M * mod(N, 2), floordiv(N + 1, 2) * M),
         (simplest((N + 1) * (N - 1)), N * N - 1),
     ],
     ids=str,
@@ -184,7 +189,18 @@ def test_the_same_size_written_in_two_ways_is_equal(a: Dim, b: Dim) -> None:
     assert equal(a, b)
 
 
-@pytest.mark.parametrize(("a", "b"), [(N + 1, N), (2 * N, 3), (N + M, 1), (2 * N + 4 * M, 7), (mod(N, 3), 3), (K, -1)])
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        (N + 1, N),
+        (2 * N, 3),
+        (N + M, 1),
+        (2 * N + 4 * M, 7),
+        (mod(N, 3), 3),
+        (K, -1),
+        (2 * floordiv(N, 2) + 1, 2 * floordiv(N + 1, 2)),
+    ],
+)
 def test_what_is_never_equal_is_said_to_differ(a: Dim, b: Dim) -> None:
     assert not equal(a, b)
 
