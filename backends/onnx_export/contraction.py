@@ -9,18 +9,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from ...algebra import primitives as p
-from ...algebra.dims import Dim, is_static, product, simplest
+from ...algebra.dims import Dim, product, simplest
 from ...algebra.graph import Value
 from ...algebra.types import bool_, i64
 from .emission import Emission
 from .ops import Ops
 from .program import Tensor
-from .view import View, whole
+from .view import View
 
 __all__ = ["CONTRACTION"]
 
@@ -373,5 +372,3 @@ CONTRACTION: dict[str, Callable[[Emission, Value], View]] = {
     "gather": _gather,
     "scatter_add": _scatter_add,
 }
-
-_: Any = (is_static, whole)

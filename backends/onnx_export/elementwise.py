@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ...algebra.graph import Value
-from ...algebra.types import DTYPES, DType, bool_, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
+from ...algebra.types import DType, bool_, i8, i16, i32, i64, u8, u16, u32, u64
 from . import workarounds
 from .emission import Emission, covered
 from .ops import Ops
@@ -47,7 +47,21 @@ def _binary(op: str) -> Callable[[Emission, Value], View]:
 
 
 def _compare(op: str) -> Callable[[Emission, Value], View]:
-    return _simple(lambda ops, x, y: ops.binary(op, x, y, bool_))
+    def emit(e: Emission, v: Value) -> View:
+        x, y = (e.view(o) for o in v.operands)
+        if x == y:
+            return _compared_with_itself(e.ops, op, x)
+        return combined(e, v, v.operands, lambda ops, a, b: ops.binary(op, a, b, bool_))
+
+    return emit
+
+
+def _compared_with_itself(ops: Ops, op: str, x: View) -> View:
+    """IREE counts such comparisons wrongly over a symbolic axis, so none is written: they hold (or not) but for NaN."""
+    if op == "Less" or not x.tensor.dtype.floating:
+        return View(ops.number(op != "Less", bool_), (None,) * len(x.shape), x.shape)
+    number = ops.unary("Not", ops.unary("IsNaN", x.tensor, bool_))
+    return View(number, x.places, x.shape)
 
 
 def _add(e: Emission, v: Value) -> View:
@@ -177,5 +191,3 @@ ELEMENTWISE: dict[str, Callable[[Emission, Value], View]] = {
     "cast": _cast,
     "stop_gradient": _stop_gradient,
 }
-
-_ = (DTYPES, f32, f64)

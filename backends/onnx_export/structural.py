@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from ...algebra.dims import Dim, Shape, is_one, is_zero, product, simplest
 from ...algebra.graph import Value
@@ -178,5 +178,3 @@ STRUCTURAL: dict[str, Callable[[Emission, Value], View | tuple[View, ...]]] = {
     "item": _item,
     "onnx": _raised,
 }
-
-_ = Sequence

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ...algebra.dims import Dim, ceildiv, is_zero, product, simplest
+from ...algebra.dims import Dim, ceildiv, product, simplest
 from ...algebra.graph import Value
 from ...algebra.types import i64
 from .contraction import one_hot_sum
@@ -150,5 +150,3 @@ def _scattered(
 
 
 WINDOWS: dict[str, Callable[[Emission, Value], View]] = {"window": _window, "fold": _fold}
-
-_ = is_zero
