@@ -20,6 +20,7 @@ __all__ = ["carried", "opened", "original_of", "restored", "written"]
 
 Split = tuple[str, str, str, int]
 """A tensor that the reader took apart: its own name, the stored tensor's, the first output of the node that reads it, and where."""
+_DATA = ("raw_data", "float_data", "double_data", "int32_data", "int64_data", "uint64_data")
 LARGEST = 1_900_000_000
 
 
@@ -44,9 +45,9 @@ def restored(
     for own, stored, output, place in split:
         if own in left:
             _split_off(new.graph, own, stored, output, place)
-    _in_graph(new.graph, "", left, base)
+    _in_graph(new.graph, "", left)
     for function in new.functions:
-        _in_nodes(function.node, f"{function.name}/", left, base, by_suffix=True)
+        _in_nodes(function.node, f"{function.name}/", left, by_suffix=True)
     if left:
         raise Refusal("trained tensors that the model does not hold", [f"no stored tensor {name!r}" for name in left])
     _load_rest(new.graph, base)
@@ -92,15 +93,15 @@ def _split_off(graph: GraphProto, own: str, stored: str, output: str, place: int
     node.input[place] = own
 
 
-def _in_graph(graph: GraphProto, prefix: str, left: dict[str, np.ndarray], base: Path | None) -> None:
+def _in_graph(graph: GraphProto, prefix: str, left: dict[str, np.ndarray]) -> None:
     for tensor in graph.initializer:
         if (found := _take(left, prefix, tensor.name)) is not None:
-            _replace(tensor, found, base)
+            _replace(tensor, found)
     dense = [s for s in graph.sparse_initializer if prefix + s.values.name in left]
     for sparse in dense:
         graph.initializer.append(numpy_helper.from_array(left.pop(prefix + sparse.values.name), sparse.values.name))
         graph.sparse_initializer.remove(sparse)
-    _in_nodes(graph.node, prefix, left, base)
+    _in_nodes(graph.node, prefix, left)
 
 
 def _take(left: dict[str, np.ndarray], prefix: str, name: str, by_suffix: bool = False) -> np.ndarray | None:
@@ -113,13 +114,11 @@ def _take(left: dict[str, np.ndarray], prefix: str, name: str, by_suffix: bool =
     return None
 
 
-def _in_nodes(
-    nodes: Sequence[NodeProto], prefix: str, left: dict[str, np.ndarray], base: Path | None, by_suffix: bool = False
-) -> None:
+def _in_nodes(nodes: Sequence[NodeProto], prefix: str, left: dict[str, np.ndarray], by_suffix: bool = False) -> None:
     for node in nodes:
         if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
             if (found := _take(left, prefix, node.output[0], by_suffix)) is not None:
-                _replace_constant(node, found, base)
+                _replace_constant(node, found)
             continue
         for attribute in node.attribute:
             graphs = {AttributeProto.GRAPH: [attribute.g], AttributeProto.GRAPHS: list(attribute.graphs)}.get(
@@ -127,7 +126,7 @@ def _in_nodes(
             )
             for graph in graphs:
                 for path in _paths(node, attribute):
-                    _in_graph(graph, f"{prefix}{path}/", left, base)
+                    _in_graph(graph, f"{prefix}{path}/", left)
 
 
 def _paths(node: NodeProto, attribute: AttributeProto) -> Iterator[str]:
@@ -138,34 +137,32 @@ def _paths(node: NodeProto, attribute: AttributeProto) -> Iterator[str]:
     yield name
 
 
-def _replace_constant(node: NodeProto, value: np.ndarray, base: Path | None) -> None:
+def _replace_constant(node: NodeProto, value: np.ndarray) -> None:
     (attribute,) = node.attribute
     if attribute.name == "value":
-        _replace(attribute.t, value, base)
+        _replace(attribute.t, value)
         return
     del node.attribute[:]
     node.attribute.append(onnx.helper.make_attribute("value", numpy_helper.from_array(value)))
 
 
-def _replace(tensor: TensorProto, value: np.ndarray, base: Path | None) -> None:
-    """The tensor's data replaced, its form kept where that is `raw_data` or typed fields."""
+def _replace(tensor: TensorProto, value: np.ndarray) -> None:
+    """The tensor's data replaced, all else of it kept."""
     if tuple(tensor.dims) != value.shape:
         raise PullbackError(f"{tensor.name!r} has shape {list(tensor.dims)}, the trained value {list(value.shape)}")
-    fresh = numpy_helper.from_array(np.ascontiguousarray(value), tensor.name)
+    fresh = numpy_helper.from_array(np.ascontiguousarray(value))
     if fresh.data_type != tensor.data_type:
-        found = TensorProto.DataType.Name(fresh.data_type)
-        raise PullbackError(
-            f"{tensor.name!r} is {TensorProto.DataType.Name(tensor.data_type)}, the trained value {found}"
-        )
-    fresh.doc_string = tensor.doc_string
-    fresh.metadata_props.extend(tensor.metadata_props)
-    tensor.CopyFrom(fresh)
+        wanted, found = (TensorProto.DataType.Name(t.data_type) for t in (tensor, fresh))
+        raise PullbackError(f"{tensor.name!r} is {wanted}, the trained value {found}")
+    for name in (*_DATA, "external_data", "data_location"):
+        tensor.ClearField(name)
+    tensor.raw_data = fresh.raw_data
 
 
 def _load_rest(graph: GraphProto, base: Path | None) -> None:
     """Bring external data in, so that the written model is whole wherever it goes."""
     for tensor in _tensors(graph):
-        if tensor.data_location == TensorProto.EXTERNAL and not tensor.doc_string.startswith(STUB):
+        if tensor.data_location == TensorProto.EXTERNAL and not _stubbed(tensor):
             if base is None:
                 raise PullbackError(f"tensor {tensor.name!r} lies in external data, but the model's folder is unknown")
             load_external_data_for_tensor(tensor, str(base))
@@ -189,7 +186,7 @@ def _tensors(graph: GraphProto) -> Iterator[TensorProto]:
 # ---- the original inside a training step ----------------------------------------------------------------------
 
 MODEL, SPLIT = "pullback.model", "pullback.split"
-STUB = "pullback:"
+STUB = "pullback.tensor"
 LARGEST_CARRIED = 64 << 20
 
 
@@ -223,7 +220,10 @@ def carried(
     graph.initializer.extend(_stub(t, t.name) if t.name in held else t for t in model.graph.initializer)
     for node in model.graph.node:
         if node.op_type == "Constant" and node.output[0] in held and node.attribute[0].name == "value":
-            copied = NodeProto(op_type="Constant", name=node.name, domain=node.domain, doc_string=node.doc_string)
+            copied = NodeProto(op_type="Constant")
+            for text in ("name", "domain", "doc_string"):
+                if node.HasField(text):
+                    setattr(copied, text, getattr(node, text))
             copied.output.extend(node.output)
             attribute = copied.attribute.add(name="value", type=AttributeProto.TENSOR)
             attribute.t.CopyFrom(_stub(node.attribute[0].t, node.output[0]))
@@ -240,9 +240,18 @@ def carried(
 
 
 def _stub(tensor: TensorProto, name: str) -> TensorProto:
-    stub = TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims, doc_string=f"{STUB}{name}")
+    """The tensor without its data, with the name under which the step holds it."""
+    stub = TensorProto(data_type=tensor.data_type, dims=tensor.dims)
+    for text in ("name", "doc_string"):
+        if tensor.HasField(text):
+            setattr(stub, text, getattr(tensor, text))
     stub.metadata_props.extend(tensor.metadata_props)
+    stub.external_data.add(key=STUB, value=name)
     return stub
+
+
+def _stubbed(tensor: TensorProto) -> str | None:
+    return next((e.value for e in tensor.external_data if e.key == STUB), None)
 
 
 def original_of(
@@ -255,12 +264,9 @@ def original_of(
     original = ModelProto()
     original.ParseFromString(zlib.decompress(base64.b85decode(props[MODEL])))
     for tensor in _tensors(original.graph):
-        if tensor.doc_string.startswith(STUB):
-            name = tensor.doc_string.removeprefix(STUB)
+        if (name := _stubbed(tensor)) is not None:
             found = value(name)
             if found is None:
                 raise PullbackError(f"the training step lacks the original model's tensor {name!r}")
-            tensor.CopyFrom(
-                numpy_helper.from_array(np.ascontiguousarray(found).reshape(tuple(tensor.dims)), tensor.name)
-            )
+            _replace(tensor, np.asarray(found).reshape(tuple(tensor.dims)))
     return original, [(a, b, c, int(d)) for a, b, c, d in json.loads(props.get(SPLIT, "[]"))], None
