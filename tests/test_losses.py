@@ -709,3 +709,26 @@ def test_what_cannot_be_is_refused_with_the_way_out() -> None:
         loss("mse")([p.input("x", tensor(f32, (N, 1)))], {"target": p.input("t", tensor(f32, (N,)), "target")})
     with pytest.raises(PullbackError, match="class_axis 4"):
         loss("cross_entropy").needed([tensor(f32, (2, 3))], {"class_axis": 4})
+
+
+# ---- onnxruntime -----------------------------------------------------------------------------------------------------------------------
+
+FIRST = {r.loss: r for r in reversed(ROWS) if r.options["reduction"] == "mean"}
+
+
+@pytest.mark.parametrize("dtype", [f32, f64], ids=str)
+@pytest.mark.parametrize("row", FIRST.values(), ids=lambda r: r.loss)
+def test_onnxruntime_computes_what_the_algebra_says(row: Row, dtype: DType) -> None:
+    import onnxruntime as ort
+
+    from pullback.backends.onnx_export.emit import to_onnx
+
+    made = built(row.loss, [tensor(dtype, s) for s in row.shapes], row.options)
+    session = ort.InferenceSession(to_onnx(made.graph).SerializeToString(), providers=["CPUExecutionProvider"])
+    entering = {i.name for i in session.get_inputs()}
+    for n in (1, 4):
+        feeds = {**drawn(row, made, np.random.default_rng(n), dtype, n), "ct": np.ones((), dtype.numpy)}
+        values = session.run(None, {k: v for k, v in feeds.items() if k in entering})
+        found = dict(zip((o.name for o in session.get_outputs()), values, strict=True))
+        for name, expected in evaluate(made.graph, feeds, sizes={"N": n, "M": 2}).items():
+            close(found[name], expected, TOLERANCE[dtype.name], f"{name} at N={n}")

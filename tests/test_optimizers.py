@@ -49,13 +49,13 @@ class Run:
             assert moved.type == type_
             assert list(new) == list(slots)
             assert all(v.type == slots[name].type for name, v in new.items())
-            outputs = {"param": moved, **{f"new_{name}": v for name, v in new.items()}}
+            outputs = {"new_param": moved, **{f"new_{name}": v for name, v in new.items()}}
             self.graph = Graph((param, grad, step, *slots.values(), *hyper.values()), outputs)
 
     def move(self, grad: np.ndarray, **hyper: float) -> None:
         feeds = {"param": self.param, "grad": grad, "step": self.step, **self.slots}
         out = evaluate(self.graph, {**feeds, **self.rule.hyperparameters(), **hyper})
-        self.param, self.slots = out["param"], {name: out[f"new_{name}"] for name in self.slots}
+        self.param, self.slots = out["new_param"], {name: out[f"new_{name}"] for name in self.slots}
         self.step += 1
 
 
@@ -436,3 +436,27 @@ def test_muon_says_that_it_takes_matrices_only() -> None:
     assert rule.refusal(tensor(f32, (3, 4))) is None
     assert "matrices" in str(rule.refusal(tensor(f32, (3,))))
     assert "floating" in str(optimizer("adam").refusal(tensor(i64, (3,))))
+
+
+@pytest.mark.parametrize("dtype", [f32, f64], ids=str)
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_onnxruntime_moves_parameters_as_the_algebra_says(name: str, dtype: DType) -> None:
+    import onnxruntime as ort
+
+    from pullback.backends.onnx_export.emit import to_onnx
+
+    start, grads = gradients((3, 4), dtype, 5)
+    run = Run(optimizer(name), (3, 4), dtype, start)
+    session = ort.InferenceSession(to_onnx(run.graph).SerializeToString(), providers=["CPUExecutionProvider"])
+    entering = {i.name for i in session.get_inputs()}
+    hyper = {k: np.asarray(v, compute_dtype(dtype).numpy) for k, v in run.rule.hyperparameters().items()}
+    param, slots = run.param, dict(run.slots)
+    for i, grad in enumerate(grads):
+        feeds = {"param": param, "grad": grad, "step": np.asarray(i), **slots, **hyper}
+        values = session.run(None, {k: v for k, v in feeds.items() if k in entering})
+        out = dict(zip((o.name for o in session.get_outputs()), values, strict=True))
+        param, slots = out["new_param"], {k: out[f"new_{k}"] for k in slots}
+        run.move(grad)
+    close(param, run.param, 10 * TOLERANCE[dtype.name], "parameter")
+    for k, v in slots.items():
+        close(v, run.slots[k], 10 * TOLERANCE[dtype.name], k)

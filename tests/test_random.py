@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -110,3 +113,61 @@ def test_normal_numbers_have_mean_zero_and_variance_one(dtype: DType) -> None:
     assert abs(z.mean()) <= 4 / math.sqrt(z.size)
     assert abs(z.astype(np.float64).var() - 1) <= 4 * math.sqrt(2 / z.size)
     assert abs((np.abs(z) < 1).mean() - math.erf(math.sqrt(0.5))) <= 4 * math.sqrt(0.22 / z.size)
+
+
+def masks() -> Graph:
+    """Uniform numbers, a mask, and double numbers, of a symbolic batch."""
+    with building():
+        seed, step = key_inputs()
+        x = p.input("x", tensor(f32, (N, 5)))
+        kept = bernoulli(seed, step, 0.3, shape=x.shape, stream=2)
+        outputs = {
+            "uniform": p.add(x, uniform(seed, step, shape=x.shape)),
+            "masked": p.select(kept, x, p.number(0, x)),
+        }
+        return Graph((seed, step, x), outputs)
+
+
+FEEDS = {"seed": np.asarray(-12345678901234), "step": np.asarray(3), "x": np.ones((7, 5), np.float32)}
+
+
+def test_onnxruntime_draws_the_same_bits() -> None:
+    import onnxruntime as ort
+
+    from pullback.backends.onnx_export.emit import to_onnx
+
+    graph = masks()
+    session = ort.InferenceSession(to_onnx(graph).SerializeToString(), providers=["CPUExecutionProvider"])
+    for step in range(3):
+        feeds = {**FEEDS, "step": np.asarray(step)}
+        found = dict(zip((o.name for o in session.get_outputs()), session.run(None, feeds), strict=True))
+        for name, expected in evaluate(graph, feeds).items():
+            assert np.array_equal(found[name], expected)
+
+
+def test_iree_draws_the_same_bits(tmp_path: Path) -> None:
+    pytest.importorskip("iree.compiler", reason="iree-base-compiler is not installed (pip install pullback[mlir])")
+    runtime = pytest.importorskip(
+        "iree.runtime", reason="iree-base-runtime is not installed (pip install pullback[mlir])"
+    )
+    import onnx
+
+    from pullback.backends.onnx_export.emit import to_onnx
+
+    graph = masks()
+    model = to_onnx(graph, target="iree")
+    onnx.save(model, tmp_path / "masks.onnx")
+    programs = Path(sys.executable).parent
+    for command in (
+        ["iree-import-onnx", "masks.onnx", "-o", "masks.mlir"],
+        ["iree-compile", "masks.mlir", "--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu", "-o", "masks.vmfb"],
+    ):  # fmt: skip
+        done = subprocess.run(
+            [programs / command[0], *command[1:]], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+    module = runtime.load_vm_flatbuffer_file(str(tmp_path / "masks.vmfb"), driver="local-task")
+    (name,) = {n.removesuffix("$async") for n in module.vm_module.function_names if not n.startswith("__")}
+    found = getattr(module, name)(*(FEEDS[i.name] for i in model.graph.input))
+    for output, expected in zip(found, evaluate(graph, FEEDS).values(), strict=True):
+        assert np.array_equal(output.to_host(), expected)
