@@ -62,7 +62,13 @@ USES: dict[tuple[str, int], tuple[str, str, str]] = {
     ("QLinearConv", 1): ("frozen", "scale", "quantisation scale"),
     ("QLinearConv", 4): ("frozen", "scale", "quantisation scale"),
     ("QLinearConv", 6): ("frozen", "scale", "quantisation scale"),
+    ("MatMulNBits", 2): ("frozen", "scale", "quantisation scale"),
+    ("MatMulIntegerToFloat", 2): ("frozen", "scale", "quantisation scale"),
+    ("MatMulIntegerToFloat", 3): ("frozen", "scale", "quantisation scale"),
+    ("DynamicQuantizeMatMul", 2): ("frozen", "scale", "quantisation scale"),
+    ("QAttention", 4): ("frozen", "scale", "quantisation scale"),
 }
+USE_DOMAINS = ("", "ai.onnx", "com.microsoft")
 
 
 class Poison:
@@ -741,7 +747,7 @@ def _classify(graph: GraphProto, scope: Scope, reader: Reader) -> None:
     for node in graph.node:
         for i, name in enumerate(node.input):
             if name in scope.entries:
-                use = USES.get((node.op_type, i)) if node.domain in ("", "ai.onnx") else None
+                use = USES.get((node.op_type, i)) if node.domain in USE_DOMAINS else None
                 if use is None:
                     weights.add(name)
                 else:
@@ -761,7 +767,7 @@ def _split(graph: GraphProto, scope: Scope, reader: Reader, name: str, uses: set
         return
     for node in graph.node:
         for i, operand in enumerate(node.input):
-            use = USES.get((node.op_type, i)) if operand == name and node.domain in ("", "ai.onnx") else None
+            use = USES.get((node.op_type, i)) if operand == name and node.domain in USE_DOMAINS else None
             if use is None:
                 continue
             role, suffix, reason = use
