@@ -13,7 +13,7 @@ from ....algebra.dims import Dim, equal, product, show_shape, simplest
 from ....algebra.errors import DimError, InconclusiveDim
 from ....algebra.graph import Value
 from ....algebra.types import bool_, f32, i32, i64
-from ..context import Node, Unsupported, require_equal
+from ..context import Node, Unsupported, require_equal, require_same_shape
 from ..registry import Gradient, Static, known, lowers
 from .math import axis_of
 from .shape import dims_of, joined
@@ -204,6 +204,7 @@ def _ranks(at: np.ndarray) -> list[np.ndarray]:
 def scatter_elements(data: Value, indices: Value, updates: Value, *, axis: int = 0, reduction: str = "none") -> Value:
     """x with one update along an axis for each index; a tie of max or min is shared evenly"""
     a = axis_of(axis, data.rank)
+    require_same_shape(updates.shape, indices.shape, "one update for each index")
     places = from_start(indices, data.shape[a])
     if reduction in ("mul", "max", "min") and plain_known(places) is None:
         return _written_along(data, places, updates, a, reduction)
@@ -270,6 +271,9 @@ def tensor_scatter(
     """x with updates written along an axis, for each sample from its own place on; circular goes on at the start"""
     a = axis_of(axis, past_cache.rank)
     size, count = past_cache.shape[a], update.shape[a]
+    for i in range(past_cache.rank):
+        if i != a:
+            require_equal(past_cache.shape[i], update.shape[i], "sizes of what is written into a cache")
     if write_indices is None:
         start = tuple(count if i == a else 0 for i in range(past_cache.rank))
         return joined([update, p.slice(past_cache, start=start, limit=past_cache.shape)], a)
@@ -278,6 +282,7 @@ def tensor_scatter(
     if mode not in ("linear", "circular"):
         raise Unsupported(f"mode {mode!r}: linear or circular is required")
     shape = past_cache.shape
+    require_equal(write_indices.shape[0], shape[0], "one place for each sample")
     begin = p.broadcast(p.cast(write_indices, dtype=i64), shape=shape, axes=(0,))
     at = c.sub(p.broadcast(p.iota(size), shape=shape, axes=(a,)), begin)
     zero = p.number(0, at)
@@ -311,6 +316,7 @@ def reverse_sequence(input: Value, sequence_lens: Value, *, batch_axis: int = 1,
     """The first elements of the time axis in reverse order, as many as each sample is long"""
     b, t = axis_of(batch_axis, input.rank), axis_of(time_axis, input.rank)
     shape = input.shape
+    require_equal(sequence_lens.shape[0], shape[b], "one length for each sample")
     time = p.broadcast(p.iota(shape[t]), shape=shape, axes=(t,))
     length = p.broadcast(p.cast(sequence_lens, dtype=i64), shape=shape, axes=(b,))
     mirrored = c.plus(c.sub(length, time), -1)
