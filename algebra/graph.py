@@ -56,7 +56,7 @@ class Constant:
         self.shape: tuple[int, ...] = tuple(array.shape) if array is not None else shape
         self.dtype: np.dtype = array.dtype if array is not None else np.dtype(dtype)
         small = array is not None and array.nbytes <= 4096
-        self._key: object = (str(self.dtype), self.shape, array.tobytes()) if small and array is not None else id(self)
+        self._key: object = (self.dtype, self.shape, array.tobytes()) if small and array is not None else id(self)
 
     @property
     def array(self) -> np.ndarray:

@@ -7,7 +7,7 @@ name that the model has already gets a suffix, and the signature says so under `
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
@@ -72,9 +72,14 @@ class TrainingStep:
 
     graph: Graph
     gradients: Graph
-    apply: Graph
     evaluation: Graph
     selection: Selection
+    make_apply: Callable[[], Graph] = field(repr=False)
+
+    @cached_property
+    def apply(self) -> Graph:
+        """The update only: gradients, parameters, slots, step and numbers in, new ones out. Made when first asked for."""
+        return self.make_apply()
 
     @cached_property
     def signature(self) -> Signature:
@@ -457,10 +462,6 @@ def _assembled(base: Graph, mode: TrainingMode, selection: Selection, goal: Obje
         moved, after, count = update.apply(gradients)
         return {**dict(zip(news, moved, strict=True)), **dict(zip(new_slots, after, strict=True)), new_step: count}
 
-    with phase("forward"):
-        entering = tuple(
-            p.input(n, TensorType(v.dtype, v.shape), "gradient") for n, v in zip(grads, parameters, strict=True)
-        )
     slot_inputs = tuple(v for v, _ in slots)
     forward = (*whole.by_role("input", "target"), *parameters)
     state, frozen, numbers = whole.by_role("state"), whole.by_role("frozen"), tuple(hyper.values())
@@ -468,6 +469,14 @@ def _assembled(base: Graph, mode: TrainingMode, selection: Selection, goal: Obje
     info = _info(base, selection, goal, options, names, words, out, mode, plans)
     common = whole.with_(data=data, info=info, roles=out.roles)
     seeds = () if seed is None else (seed,)
+
+    def make_apply() -> Graph:
+        with building(common.with_(inputs=(*parameters, *slot_inputs, step, *numbers), outputs={})), phase("optimizer"):
+            entering = tuple(
+                p.input(n, TensorType(v.dtype, v.shape), "gradient") for n, v in zip(grads, parameters, strict=True)
+            )
+            return _part(common, "apply", (*entering, *parameters, *slot_inputs, step, *numbers), updated(entering))
+
     return TrainingStep(
         graph=_part(
             common,
@@ -481,7 +490,6 @@ def _assembled(base: Graph, mode: TrainingMode, selection: Selection, goal: Obje
             (*forward, *state, *(scalars if seed is not None else ()), *frozen),
             {**backward, **new_state},
         ),
-        apply=_part(common, "apply", (*entering, *parameters, *slot_inputs, step, *numbers), updated(entering)),
         evaluation=_part(
             base.with_(info=info, roles=out.roles),
             "evaluation",
@@ -489,6 +497,7 @@ def _assembled(base: Graph, mode: TrainingMode, selection: Selection, goal: Obje
             dict(base.outputs),
         ),
         selection=selection,
+        make_apply=make_apply,
     )
 
 
