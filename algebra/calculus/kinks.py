@@ -13,7 +13,7 @@ from .. import composites as c
 from .. import primitives as p
 from ..graph import Value
 
-__all__ = ["KINKS", "Kink", "table"]
+__all__ = ["KINKS", "Kink"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +24,18 @@ class Kink:
     `x`, `y` (the operands), where PyTorch has it.
     """
 
-    what: str
+    where: str
     choice: str
     build: Callable[..., Value]
     at: tuple[tuple[float, ...], ...]
     gradients: tuple[tuple[float, ...], ...]
     seed: tuple[float, ...] | None = None
     torch: str | None = None
+
+    @property
+    def source(self) -> str:
+        """Whose choice it is."""
+        return f"PyTorch: `{self.torch}`" if self.torch else "ours"
 
 
 def _bounds(x: Value) -> Value:
@@ -124,13 +129,3 @@ KINKS: tuple[Kink, ...] = (
         "stop_gradient", "0: held constant", lambda x: p.mul(p.stop_gradient(x), x), ((3,),), ((3,),), torch="x.detach() * x",
     ),
 )  # fmt: skip
-
-
-def table() -> str:
-    """The choices as a Markdown table, for the documentation."""
-    rows = [f"| {k.what} | {k.choice} | {_points(k.at)} | {_points(k.gradients)} |" for k in KINKS]
-    return "\n".join(["| where | what is chosen | example | gradient |", "|---|---|---|---|", *rows])
-
-
-def _points(columns: tuple[tuple[float, ...], ...]) -> str:
-    return "; ".join("[" + ", ".join(f"{x:.3g}" for x in column) + "]" for column in columns)
