@@ -48,6 +48,11 @@ LISTED: dict[str, dict[str, str]] = {
         "test_strnormalizer_*": "strings",
         "test_strnorm_*": "strings",
         "test_tfidfvectorizer_*": "text",
+        "test_bernoulli*": "random numbers of another generator",
+        "test_training_dropout": "random numbers of another generator",
+        "test_training_dropout_mask": "random numbers of another generator",
+        "test_training_dropout_default": "random numbers of another generator",
+        "test_training_dropout_default_mask": "random numbers of another generator",
     },
     "numpy": {},
     "onnxruntime": {

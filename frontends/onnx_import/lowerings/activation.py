@@ -19,6 +19,7 @@ from ....algebra.types import bool_, f16, f32
 from ..broadcasting import broadcast_to
 from ..context import Node, Unsupported, reading, require_equal
 from ..registry import Gradient, known, lowers
+from .random import kept_mask
 
 
 def axis_of(axis: int, rank: int) -> int:
@@ -294,19 +295,20 @@ def dropout_10(data: Value, *, ratio: float = 0.5, node: Node) -> tuple[Value, V
 @lowers("Dropout", since=12)
 def dropout(data: Value, ratio: Value | None = None, training_mode: Value | None = None, *, seed: int = 0,
             node: Node) -> tuple[Value, Value]:  # fmt: skip
-    """x in inference; while training x mask / (1 - ratio)"""
-    training = None if training_mode is None else known(training_mode)
-    if training_mode is not None and training is None:
-        raise Unsupported("training_mode must be known when the model is read; give it a constant")
-    rate = scalar(ratio, "ratio") if ratio is not None else 0.5
-    if training is not None and bool(training) and rate != 0:
-        raise Unsupported("training_mode is true")
-    return inference_dropout(data, rate, node), p.full(True, bool_, data.shape)
+    """x in inference; in training mode x mask / (1 - ratio), and the mask"""
+    training = training_mode is not None and scalar(training_mode, "training_mode") != 0
+    rate = 0.5 if ratio is None else scalar(ratio, "ratio")
+    if not training or rate == 0:
+        return inference_dropout(data, rate, node), p.full(True, bool_, data.shape)
+    if not 0 < rate < 1:
+        raise Unsupported(f"ratio {rate} is not in [0, 1)")
+    mask = kept_mask(node, data.shape, rate, seed)
+    return p.select(mask, c.scale(data, 1 / (1 - rate)), p.number(0, data)), mask
 
 
 def scalar(value: Value, what: str) -> float:
     """The number that a value is known to be."""
     found = known(value)
     if found is None:
-        raise Unsupported(f"{what} must be known when the model is read, but it depends on data")
+        raise Unsupported(f"{what} must be known when the model is read, but it depends on data; give it a constant")
     return float(np.asarray(found).reshape(()))

@@ -215,4 +215,4 @@ def conv_transpose(x: Value, w: Value, b: Value | None = None, *, auto_pad: str 
     extents = tuple(simplest(r + i) for r, i in zip(reach, inside, strict=True))
     y = convolve_transposed(x, w, plain.strides, plain.dilations, extents, group)
     cut_high = tuple(simplest(e - i - h) for e, i, h in zip(extra, inside, high, strict=True))
-    return with_bias(padded(y, tuple(simplest(-l) for l in low), cut_high), b)
+    return with_bias(padded(y, tuple(simplest(-n) for n in low), cut_high), b)

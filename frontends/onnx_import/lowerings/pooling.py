@@ -18,7 +18,7 @@ from ....algebra.errors import InconclusiveDim
 from ....algebra.graph import Value
 from ....algebra.types import DType, i64
 from ..context import Unsupported, require_same_shape
-from ..registry import Gradient, Static, lowers
+from ..registry import Static, lowers
 from .convolution import Ints, Windows, padded, spatial_rank, windowed, windows
 
 
