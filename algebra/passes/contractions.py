@@ -1,4 +1,7 @@
-"""Rules of `dot` and of the reductions. Sums are reassociated: the last bits of a rounded number may change."""
+"""Rules of `dot` and of the reductions.
+
+Sums are reassociated and factors taken out of them: the last bits of a rounded number may change, and infinities of both signs may meet that did not.
+"""
 
 from __future__ import annotations
 
