@@ -275,12 +275,12 @@ class Ops:
     def matmul(self, x: Tensor, y: Tensor) -> Tensor:
         """`x @ y`, the axes before the last two broadcast; an operand of rank 1 is a row on the left, a column on the right.
 
-        A column is written as a matrix: onnxruntime 1.32.0 gives wrong numbers for `Transpose(x) @ vector` (its fusion of the two, see the test).
+        A column after a transposed matrix is written as a matrix: onnxruntime 1.32.0 fuses `Transpose(x) @ vector` to wrong numbers.
         """
         via = self.target.detour("MatMul", x.dtype)
         if via is not None:
             return self.cast(self.matmul(self.cast(x, via), self.cast(y, via)), x.dtype)
-        if y.rank == 1 and x.rank > 1:
+        if y.rank == 1 and x.op is not None and x.op.type in ("Transpose", "Cast"):
             return self.squeeze(self.matmul(x, self.unsqueeze(y, (1,))), (x.rank - 1,))
         lead = broadcast_shape(x.shape[:-2], y.shape[:-2])
         shape = (*lead, *x.shape[-2:-1], *(y.shape[-1:] if y.rank > 1 else ()))
