@@ -378,6 +378,27 @@ def test_ctc_of_one_sequence_is_that_of_a_batch_of_one() -> None:
     np.testing.assert_allclose(one["grad"], many["grad"][:, 0])
 
 
+def test_ctc_with_logits_is_that_of_their_log_softmax() -> None:
+    feeds = ctc_feeds(np.random.default_rng(2), f64, 6, 5, 0)
+    targets = {k: v for k, v in feeds.items() if k != "input"}
+    options = {"zero_infinity": True}
+    logits = feeds["input"]
+    log_p = np.log(softmax(logits, 2))
+    found, expected = (
+        run_ctc(name, x, targets, options) for name, x in (("ctc_loss_with_logits", logits), ("ctc_loss", log_p))
+    )
+    np.testing.assert_allclose(found, expected)
+
+
+def run_ctc(name: str, x: np.ndarray, targets: Mapping[str, np.ndarray], options: Mapping[str, Any]) -> np.ndarray:
+    record = loss(name)
+    with building():
+        v = p.input("input", tensor(f64, x.shape))
+        entering = {n: p.input(n, t, "target") for n, t in record.needed([tensor(f64, x.shape)], options).items()}
+        graph = Graph((v, *entering.values()), {"loss": record([v], entering, options)})
+    return evaluate(graph, {"input": x, **targets})["loss"]
+
+
 def test_ctc_counts_every_alignment() -> None:
     """All paths of three steps over {blank, a} that collapse to `a`, counted by hand."""
     q = np.array([[0.6, 0.4], [0.3, 0.7], [0.5, 0.5]])
@@ -534,6 +555,32 @@ def test_cross_entropy_of_extreme_logits_is_exact_in_value_and_gradient() -> Non
         f32,
         reduction="none",
     )
+    assert np.array_equal(found["loss"], np.array([1e4, 0], np.float32))
+    assert np.array_equal(found["grad_input"], [1, 0])
+
+
+@pytest.mark.parametrize("dtype", [f32, f64], ids=str)
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("cross_entropy", classes(4, -100)), ("nll_loss", classes(4)), ("softmax_focal_loss", classes(4)), ("multi_margin_loss", classes(4)),
+        ("multilabel_margin_loss", label_lists), ("binary_cross_entropy_with_logits", bits), ("sigmoid_focal_loss", bits),
+        ("soft_margin_loss", signs), ("multilabel_soft_margin_loss", bits), ("hinge_embedding_loss", signs), ("l1_loss", extreme),
+        ("mse_loss", extreme), ("rmse_loss", extreme), ("huber_loss", extreme), ("smooth_l1_loss", extreme), ("gaussian_nll_loss", extreme),
+    ],
+)  # fmt: skip
+def test_extreme_outputs_give_finite_losses_and_gradients(name: str, target: Draw, dtype: DType) -> None:
+    rng = np.random.default_rng(11)
+    options = {"var": 0.5} if name == "gaussian_nll_loss" else {}
+    x = extreme(rng, (6, 4))
+    (key, t) = next(iter(loss(name).needed([tensor(dtype, x.shape)], options).items()))
+    found = run(name, {"input": x}, {key: target(rng, sized(t.shape))}, dtype, **options)
+    assert np.isfinite(found["loss"])
+    assert np.isfinite(found["grad_input"]).all()
+
+
+def test_the_soft_margin_of_a_great_error_is_linear() -> None:
+    found = run("soft_margin_loss", {"input": np.array([1e4, -1e4])}, {"target": [-1.0, -1.0]}, f32, reduction="none")
     assert np.array_equal(found["loss"], np.array([1e4, 0], np.float32))
     assert np.array_equal(found["grad_input"], [1, 0])
 

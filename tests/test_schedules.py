@@ -48,6 +48,9 @@ CASES = [
     ("polynomial", "PolynomialLR", {"total_iters": 30}),
     ("polynomial", "PolynomialLR", {"total_iters": 60, "power": 2.5}),
     ("one_cycle", "OneCycleLR", {"total_steps": 50}),
+    ("cyclic", "CyclicLR", {"max_lr": 0.5, "step_size_up": 7}),
+    ("cyclic", "CyclicLR", {"max_lr": 0.5, "step_size_up": 5, "step_size_down": 11, "mode": "triangular2"}),
+    ("cyclic", "CyclicLR", {"max_lr": 0.5, "step_size_up": 5, "mode": "exp_range", "gamma": 0.97}),
     ("one_cycle", "OneCycleLR", {"total_steps": 50, "anneal_strategy": "linear", "pct_start": 0.2, "div_factor": 10.0}),
     ("one_cycle", "OneCycleLR", {"total_steps": 50, "three_phase": True, "final_div_factor": 100.0}),
     ("one_cycle", "OneCycleLR", {"total_steps": 50, "three_phase": True, "anneal_strategy": "linear"}),
@@ -70,7 +73,8 @@ def of_pytorch(torch: Any, make: Callable[[Any], Any], dtype: DType, lr: float =
 @pytest.mark.parametrize(("name", "cls", "options"), CASES, ids=str)
 def test_fifty_steps_follow_pytorchs_scheduler(name: str, cls: str, options: dict[str, Any], dtype: DType) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed (pip install pullback[torch])")
-    given = {"max_lr": 0.1, **options} if name == "one_cycle" else options
+    own = {"one_cycle": {"max_lr": 0.1}, "cyclic": {"base_lr": 0.1, "cycle_momentum": False}}
+    given = {**own.get(name, {}), **options}
     expected = of_pytorch(torch, lambda o: getattr(torch.optim.lr_scheduler, cls)(o, **given), dtype)
     found = rates(schedule(name, **options), dtype, range(STEPS))
     np.testing.assert_allclose(found, expected, rtol=TOLERANCE[dtype.name], atol=1e-8 if dtype is f32 else 1e-15)

@@ -327,6 +327,7 @@ CLASSIFICATION: tuple[Loss, ...] = (
     Loss(
         "multilabel_soft_margin_loss", multilabel_soft_margin_loss, ("input",), same_as_output,
         "mean over classes of -(t ln sigmoid(x) + (1 - t) ln sigmoid(-x))", "torch.nn.MultiLabelSoftMarginLoss", ("multilabel_soft_margin",),
+        {"sigmoid": "multilabel_soft_margin_loss"},
     ),
     Loss(
         "sigmoid_focal_loss", sigmoid_focal_loss, ("input",), same_as_output, "-a (1 - q)^gamma ln q", _FOCAL, ("focal", "focal_loss"),

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .. import primitives as p
-from ..composites import clamp, not_equal, one_hot, sub, unsqueeze
+from ..composites import clamp, log_softmax, not_equal, one_hot, sub, unsqueeze
 from ..dims import Dim, dim, simplest, symbols
 from ..errors import TypeMismatch
 from ..graph import Value
@@ -14,7 +14,7 @@ from ..primitives.control import body_of, scan
 from ..types import TensorType, f32, f64, i64
 from .loss import Loss, divided, reduced, total
 
-__all__ = ["CTC", "ctc_loss"]
+__all__ = ["CTC", "ctc_loss", "ctc_loss_with_logits"]
 
 NEVER = -1e30  # the logarithm of no probability, finite so that no difference of two is NaN
 UNROLLED = 16  # a loop of at most this many steps is written out
@@ -51,6 +51,16 @@ def ctc_loss(input: Value, target: Value, input_lengths: Value | int, target_len
         longer = p.cast(p.max(sizes, p.number(1, sizes)), dtype=input.dtype)
         return divided(total(p.div(losses, longer)), batch)
     return reduced(losses, reduction) if batched or reduction == "sum" else p.reshape(losses, shape=())
+
+
+def ctc_loss_with_logits(input: Value, target: Value, input_lengths: Value | int, target_lengths: Value | int, *, blank: int = 0,
+                         zero_infinity: bool = False, reduction: str = "mean", batch_first: bool = False,
+                         max_target_length: int | None = None) -> Value:  # fmt: skip
+    """`ctc_loss` of the log-softmax over the last axis, the classes."""
+    return ctc_loss(
+        log_softmax(input, (input.rank - 1,)), target, input_lengths, target_lengths, blank=blank, zero_infinity=zero_infinity,
+        reduction=reduction, batch_first=batch_first, max_target_length=max_target_length,
+    )  # fmt: skip
 
 
 def _lengths(value: Value | int, batch: Dim) -> Value:
@@ -183,6 +193,13 @@ def _targets(types: Sequence[TensorType], options: Mapping[str, Any]) -> dict[st
     return {"target": TensorType(i64, labels), "input_lengths": lengths, "target_lengths": lengths}
 
 
-CTC = Loss(
-    "ctc_loss", ctc_loss, ("input",), _targets, "-ln sum over alignments of prod_t P(label_t)", "torch.nn.CTCLoss; Graves et al. 2006", ("ctc",),
+_FORMULA = "-ln sum over alignments of prod_t P(label_t)"
+_REFERENCE = "torch.nn.CTCLoss; Graves et al. 2006"
+
+CTC: tuple[Loss, ...] = (
+    Loss("ctc_loss", ctc_loss, ("input",), _targets, _FORMULA, _REFERENCE, ("ctc",), {"softmax": "ctc_loss_with_logits"}),
+    Loss(
+        "ctc_loss_with_logits", ctc_loss_with_logits, ("input",), _targets, f"{_FORMULA}, P = softmax(x)", _REFERENCE, (),
+        {"softmax": "ctc_loss_with_logits", "log_softmax": "ctc_loss_with_logits"},
+    ),
 )  # fmt: skip

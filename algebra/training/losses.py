@@ -17,7 +17,7 @@ from .classification_losses import (
     soft_margin_loss,
     softmax_focal_loss,
 )
-from .ctc import CTC, ctc_loss
+from .ctc import CTC, ctc_loss, ctc_loss_with_logits
 from .distance_losses import (
     DISTANCE,
     cosine_embedding_loss,
@@ -48,6 +48,7 @@ __all__ = [
     "cosine_embedding_loss",
     "cross_entropy",
     "ctc_loss",
+    "ctc_loss_with_logits",
     "dice_loss",
     "gaussian_nll_loss",
     "hinge_embedding_loss",
@@ -72,7 +73,7 @@ __all__ = [
     "triplet_margin_with_distance_loss",
 ]
 
-RECORDS: tuple[Loss, ...] = (*CLASSIFICATION, *REGRESSION, *DISTANCE, CTC)
+RECORDS: tuple[Loss, ...] = (*CLASSIFICATION, *REGRESSION, *DISTANCE, *CTC)
 
 LOSSES: dict[str, Loss] = {name: record for record in RECORDS for name in (record.name, *record.aliases)}
 

@@ -14,7 +14,7 @@ import math
 from .. import primitives as p
 from ..dims import Dim, Shape, ceildiv, product
 from ..graph import Value
-from ..types import DType, f16, f32, f64, i64
+from ..types import DType, f16, f32, f64
 
 __all__ = ["bernoulli", "normal", "threefry", "uniform", "words"]
 

@@ -23,7 +23,7 @@ from .loss import near
 from .optimizer import power, shifted
 
 __all__ = [
-    "SCHEDULES", "Constant", "Cosine", "CosineRestarts", "Exponential", "InverseSqrt", "Linear", "MultiStep", "OneCycle", "Polynomial",
+    "SCHEDULES", "Constant", "Cosine", "CosineRestarts", "Cyclic", "Exponential", "InverseSqrt", "Linear", "MultiStep", "OneCycle", "Polynomial",
     "Schedule", "Sequential", "Step", "schedule",
 ]  # fmt: skip
 
@@ -322,6 +322,43 @@ class OneCycle(Schedule):
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Cyclic(Schedule):
+    """Up and down between the base rate and `max_lr`; the height halves each cycle (`triangular2`) or falls by `gamma` a step (`exp_range`)."""
+
+    name: ClassVar[str] = "cyclic"
+    formula: ClassVar[str] = (
+        "lr + (max_lr - lr) max(0, 1 - |2 t' - 1|), t' the part of the cycle that is done, each half of its own length"
+    )
+    reference: ClassVar[str] = "torch.optim.lr_scheduler.CyclicLR; Smith 2015"
+
+    max_lr: float
+    step_size_up: int = 2000
+    step_size_down: int | None = None
+    mode: str = "triangular"
+    gamma: float = 1.0
+
+    def problems(self) -> list[str]:
+        wrong = positive(self, "step_size_up", "gamma")
+        if self.mode not in ("triangular", "triangular2", "exp_range"):
+            wrong.append(f"mode is triangular, triangular2 or exp_range, found {self.mode!r}")
+        return wrong
+
+    def rate(self, step: Value, lr: Value) -> Value:
+        up = self.step_size_up
+        down = self.step_size_down or up
+        period = p.literal(up + down, step.dtype)
+        place = _time(p.rem(step, period), lr)
+        falling = scale(shifted(p.neg(place), up + down), 1 / down)
+        height = p.select(p.less_equal(place, p.literal(up, lr.dtype)), scale(place, 1 / up), falling)
+        if self.mode == "triangular2":
+            height = p.mul(height, power(0.5, _time(p.div(step, period), lr)))
+        elif self.mode == "exp_range":
+            height = p.mul(height, power(self.gamma, _time(step, lr)))
+        return p.add(lr, p.mul(sub(p.literal(self.max_lr, lr.dtype), lr), height))
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sequential(Schedule):
     """One schedule after the other: each next one begins, at its own step 0, at its milestone."""
 
@@ -347,7 +384,7 @@ class Sequential(Schedule):
 
 SCHEDULES: dict[str, type[Schedule]] = {
     cls.name: cls
-    for cls in (Constant, Linear, Cosine, CosineRestarts, Step, MultiStep, Exponential, Polynomial, InverseSqrt, OneCycle)
+    for cls in (Constant, Linear, Cosine, CosineRestarts, Step, MultiStep, Exponential, Polynomial, InverseSqrt, OneCycle, Cyclic)
 }  # fmt: skip
 
 
