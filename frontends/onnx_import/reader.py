@@ -76,6 +76,15 @@ class Poison:
 
 
 POISON = Poison()
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A result that its operator cannot give here; who asks for it is told why."""
+
+    reason: str
+
+
 Entry = Value | Tensors | Constant | Poison | None
 
 
@@ -170,6 +179,8 @@ class Scope:
         except KeyError:
             raise Unsupported(f"input {name!r} is not defined before it is used") from None
         entry = home.entries[name]
+        if isinstance(entry, Missing):
+            raise Unsupported(entry.reason)
         if isinstance(entry, _Stored):
             return self._brought(self.reader.value_of(entry), None, entry.name)
         if isinstance(entry, Tensors):
@@ -223,6 +234,10 @@ class Scope:
         captured = [(outer, inner) for outer, inner in body.captured.values() if id(inner) in reached]
         graph = Graph((*given, *(inner for _, inner in captured)), outputs, path)
         return Nested(graph, tuple(outer for outer, _ in captured))
+
+    def parameter(self, name: str, array: np.ndarray) -> Value:
+        """An array that a node holds in an attribute, as a weight of this name."""
+        return self._brought(self.reader.value_of(_Stored(name, Constant(array))), None, name)
 
     # -- graphs --------------------------------------------------------------------------------------------------------------------
 
@@ -317,10 +332,13 @@ class Scope:
         attributes = _attributes(proto, node)
         results = apply(row, node, arguments, attributes, lambda i, v: self._static(node, i, v))
         results = results if isinstance(results, tuple) else (results,)
-        for i, output in enumerate(proto.output):
-            if output and (i >= len(results) or results[i] is None):
-                raise Unsupported(f"output {i} ({output!r}) is not available")
-        return results
+        given = [*results, *(None,) * (len(proto.output) - len(results))]
+        return tuple(
+            Missing(f"output {i} ({output!r}) of node {node.name!r} ({node.op_type}) is not available")
+            if result is None and output
+            else result
+            for i, (output, result) in enumerate(zip(proto.output, given, strict=False))
+        )
 
     def _static(self, node: Node, position: int, value: Value) -> np.ndarray | None:
         reason = f"its value decides a shape or an attribute of node {node.name!r}"
