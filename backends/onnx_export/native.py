@@ -523,7 +523,8 @@ def raise_max_pool_gradient(v: Value) -> Value | None:
     )  # fmt: skip
     if apart and v.dtype is f32:
         shape = pool.image.shape
-        places = raised("MaxUnpool", incoming, indices, _shape(shape), result=TensorType(v.dtype, shape), kernel_shape=pool.attributes["kernel_shape"], strides=pool.attributes["strides"])  # fmt: skip
+        given = {k: pool.attributes[k] for k in ("kernel_shape", "strides", "pads")}
+        places = raised("MaxUnpool", incoming, indices, _shape(shape), result=TensorType(v.dtype, shape), **given)
     else:
         count, total = product(pool.shape), product(pool.image.shape)
         flat, at = p.reshape(incoming, shape=(count,)), p.reshape(indices, shape=(count,))
@@ -842,7 +843,7 @@ RAISING: tuple[Rule, ...] = rules(
 MASKS: tuple[Rule, ...] = rules(("select", select_by_relu), ("select", masked_by_product))
 """Applied when all operators are raised, a Relu before its mask among them."""
 
-_HIDING = ("dot_of_units", "window_of_points", "fold_of_points", "reduce_units")
+_HIDING = ("dot_of_units", "fold_of_points", "reduce_units", "transpose_of_units", "window_of_points")
 """Simplifications that take the form away by which an operator is recognised: done after raising."""
 _KEEPING: tuple[Rule, ...] = tuple(rule for rule in (*FINAL, *RULES) if rule.name not in _HIDING)
 
