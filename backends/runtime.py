@@ -360,9 +360,7 @@ class Trainer:
         weights = np.array([_samples(b) for b in batches], np.float64)
         weights /= weights.sum()
         gradients = self.signature.gradients
-        states = {
-            o: i for o, i in self.signature.carried.items() if i in {e.name for e in self.signature.inputs_of("state")}
-        }
+        states = self._updated_states()
         forward = self._session("gradients", [self._loss_name, *gradients.values(), *states], "gradients")
         sums = {e.name: np.zeros(_static(e), numpy_dtype(e.dtype)) for e in self.signature.outputs_of("gradient")}
         if not self._gradients:
@@ -394,6 +392,12 @@ class Trainer:
             self._arrays[1 - self._current][i][...] = self._arrays[self._current][i]
         self._current = 1 - self._current
         return loss
+
+    def _updated_states(self) -> dict[str, str]:
+        """The model's own state (running statistics): output -> input. The scale of the loss is state too, but of the update."""
+        return {
+            e.name: e.replaces for e in self.signature.outputs_of("state") if e.replaces and e.parameter == e.replaces
+        }
 
     def _fed(self, batch: Mapping[str, Any]) -> dict[str, ort.OrtValue]:
         missing = [e.name for e in self.entries if e.name not in batch]
@@ -607,7 +611,8 @@ class Trainer:
         return written(restored(model, self._trained(average), split=split, base=base), path)
 
     def _trained(self, average: bool) -> dict[str, np.ndarray]:
-        values = {**self.parameters(), **self.state()}
+        updated = set(self._updated_states().values())
+        values = {**self.parameters(), **{k: v for k, v in self.state().items() if k in updated}}
         if average:
             means = {e.parameter: e.name for e in self.signature.inputs_of("slot") if e.slot == "ema"}
             if not means:

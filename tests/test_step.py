@@ -519,3 +519,60 @@ def test_clipping_and_schedule_act_on_the_update_alone() -> None:
         optimizer.step()
     for k, v in params.items():
         np.testing.assert_allclose(feeds[k], v.detach().numpy(), rtol=1e-9, err_msg=k)
+
+
+# ---- precision -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+def test_mixed_precision_keeps_weights_in_float32_and_follows_the_full_run(precision: str) -> None:
+    step = training_step(mlp(), optimizer="adamw", lr=0.01, precision=precision, loss_scale=256)
+    dots = [n for n in step.nodes() if n.primitive.name == "dot"]
+    assert {n.dtype.numpy.name for n in dots} == {precision}
+    assert {n.phase for n in dots} == {"forward", "backward"}
+    assert {e.dtype for e in step.signature.by_role("parameter", "slot", "update", "gradient", "loss")} == {"float32"}
+    data = batches(20)
+    low, _ = run(step, data)
+    full, _ = run(training_step(mlp(), optimizer="adamw", lr=0.01), data)
+    np.testing.assert_allclose(low, full, rtol=5e-3 if precision == "float16" else 5e-2)
+
+
+def test_a_step_with_gradients_that_are_not_finite_is_skipped_and_the_scale_shrinks() -> None:
+    step = training_step(mlp(), optimizer="adamw", precision="float16")
+    assert [e.name for e in step.signature.inputs_of("state")] == ["loss_scale", "growth_tracker"]
+    (batch,) = batches(1)
+    start = {i: step.graph.data[i].array for i in step.signature.carried.values()}
+    out = evaluate(step.graph, {**batch, "loss_scale": 1e30})
+    for output, name in step.signature.carried.items():
+        if name == "loss_scale":
+            assert out[output] == np.float32(5e29)
+        else:
+            np.testing.assert_array_equal(out[output], start[name], err_msg=name)
+    good = evaluate(step.graph, {**batch, "loss_scale": 256})
+    assert good["new_step"] == 1
+    assert good["new_loss_scale"] == 256
+    assert good["new_growth_tracker"] == 1
+    grown = evaluate(step.graph, {**batch, "loss_scale": 256, "growth_tracker": 1999})
+    assert (grown["new_loss_scale"], grown["new_growth_tracker"]) == (512, 0)
+
+
+def test_loss_scaling_does_not_change_gradients() -> None:
+    (batch,) = batches(1)
+    plain, scaled = (evaluate(training_step(mlp(), loss_scale=s).graph, batch) for s in ("off", "dynamic"))
+    for name in ("grad_fc1.weight", "new_fc2.weight"):
+        np.testing.assert_allclose(scaled[name], plain[name], rtol=1e-6)
+
+
+def test_scaled_gradients_and_apply_are_the_step() -> None:
+    step = training_step(mlp(), optimizer="adam", precision="float16", loss_scale=256)
+    (batch,) = batches(1)
+    whole, half = evaluate(step.graph, batch), evaluate(step.gradients, batch)
+    update = evaluate(step.apply, {k: v for k, v in half.items() if k.startswith("grad_")})
+    assert set(update) | set(half) == set(whole)
+    for name, value in (half | update).items():
+        np.testing.assert_array_equal(value, whole[name], err_msg=name)
+
+
+def test_an_unknown_precision_is_refused() -> None:
+    with pytest.raises(Refusal, match="no precision 'int8'"):
+        training_step(mlp(), precision="int8")

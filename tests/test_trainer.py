@@ -416,3 +416,14 @@ def test_digits_are_learned_to_97_percent_from_random_weights(tmp_path: Path) ->
         {k: data[k] for k in ("image", "target")}, epochs=12, validation=held_out, metrics=["accuracy"], progress=False
     )
     assert history.epochs[-1]["val_accuracy"] > 0.97
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_mixed_precision_trains_and_exports(tmp_path: Path, accumulate: int) -> None:
+    run = trainer(made(precision="float16", lr=0.03))
+    history = run.fit(samples(200), epochs=6 * accumulate, batch_size=10, accumulate=accumulate, progress=False)
+    assert history.epochs[-1]["loss"] < 0.7 * history.epochs[0]["loss"]
+    run.export(tmp_path / "trained.onnx")
+    x = samples(7, 9)["x"]
+    (y,) = ort.InferenceSession(tmp_path / "trained.onnx").run(None, {"x": x})
+    np.testing.assert_allclose(y, run.predict({"x": x})["y"], rtol=1e-4, atol=1e-5)

@@ -29,6 +29,7 @@ from .objective import LossLike, Objective, objective
 from .optimizers import Optimizer, Slot
 from .optimizers import ema as moving_average
 from .optimizers import optimizer as optimizer_named
+from .precision import LossScale, Scaling, kept_where, low_dtype, mixed
 from .schedules import Schedule
 from .schedules import schedule as schedule_named
 from .selection import Selection, match, select
@@ -109,6 +110,8 @@ class _Options:
     batch_norm: str
     running_variance: str
     dropout: DropoutOption
+    precision: DType | None
+    loss_scale: LossScale | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +296,8 @@ def training_step(
     batch_norm: str = "batch",
     running_variance: str = "unbiased",
     dropout: DropoutOption = False,
+    precision: str | None = None,
+    loss_scale: LossScale | float | str | None = None,
 ) -> TrainingStep:
     """The training step of a model.
 
@@ -306,10 +311,14 @@ def training_step(
 
     `batch_norm="batch"` normalises by the batch and updates the running statistics, `"frozen"` keeps them. `dropout` is off unless asked for: True
     takes the model's dropouts with their ratios, a number gives them that ratio, a mapping puts dropout at the tensors its globs name.
+
+    `precision="float16"` (or `"bfloat16"`) computes products of a float32 model in 16 bits; `loss_scale` ("dynamic", "off", a first scale, or a
+    `LossScale`) is on by itself for float16. A step whose gradients are not finite is then skipped.
     """
     if not graph.outputs:
         raise Refusal(f"no training step for {graph.name!r}", ["the model has no outputs"])
     clips = {"value": clip_value, "norm": clip_norm, "global_norm": clip_global_norm}
+    low = low_dtype(precision)
     options = _Options(
         rule=_rule(optimizer, lr, optimizer_options or {}),
         train=_patterns(train),
@@ -322,6 +331,8 @@ def training_step(
         batch_norm=batch_norm,
         running_variance=running_variance,
         dropout=dropout,
+        precision=low,
+        loss_scale=LossScale.of(loss_scale, low),
     )
     names = Names(_taken(graph))
     with building(graph):
@@ -441,11 +452,13 @@ def _name(v: Value) -> str:
 
 def _assembled(base: Graph, mode: TrainingMode, selection: Selection, goal: Objective, options: _Options, names: Names,
                loss_name: str, step: Value, seed: Value | None, members: Mapping[str, int]) -> TrainingStep:  # fmt: skip
-    whole = mode.graph
+    whole = mode.graph if options.precision is None else mixed(mode.graph, options.precision)
     parameters = whole.by_role("parameter")
-    gradients = _gradients(whole.outputs[loss_name], parameters)
     scalars = (step, *([seed] if seed is not None else []))
     data = {**whole.data, **{_name(v): Constant(np.asarray(0, np.int64)) for v in scalars}}
+    loss = whole.outputs[loss_name]
+    scaling = None if options.loss_scale is None else Scaling.enter(options.loss_scale, loss, names, data)
+    gradients = _gradients(loss, parameters, scaling)
     plans, hyper, words = _plans(parameters, options, members, names, data)
     update = _Update(plans, step, words, options)
 
@@ -458,36 +471,48 @@ def _assembled(base: Graph, mode: TrainingMode, selection: Selection, goal: Obje
     new_state = {out.add(f"new_{n}", "state", n, n): v for n, v in mode.state.items()}
     out.roles.update({_name(v): Role("slot", owner) for v, owner in slots})
 
+    if scaling is not None:
+        new_scale = [out.add(f"new_{_name(v)}", "state", None, _name(v)) for v in (scaling.scale, scaling.tracker)]
+
     def updated(gradients: Sequence[Value]) -> dict[str, Value]:
         moved, after, count = update.apply(gradients)
-        return {**dict(zip(news, moved, strict=True)), **dict(zip(new_slots, after, strict=True)), new_step: count}
+        values = {**dict(zip(news, moved, strict=True)), **dict(zip(new_slots, after, strict=True)), new_step: count}
+        if scaling is None:
+            return values
+        before = dict(zip((*news, *new_slots, new_step), (*parameters, *(v for v, _ in slots), step), strict=True))
+        with phase("optimizer", Source("loss_scale", "loss_scale")):
+            finite = scaling.finite(gradients)
+            kept = {name: kept_where(finite, v, before[name]) for name, v in values.items()}
+            return {**kept, **dict(zip(new_scale, scaling.moved(finite), strict=True))}
 
     slot_inputs = tuple(v for v, _ in slots)
     forward = (*whole.by_role("input", "target"), *parameters)
     state, frozen, numbers = whole.by_role("state"), whole.by_role("frozen"), tuple(hyper.values())
+    scale = () if scaling is None else (scaling.scale, scaling.tracker)
     backward = {**whole.outputs, **dict(zip(grads, gradients, strict=True))}
     info = _info(base, selection, goal, options, names, words, out, mode, plans)
     common = whole.with_(data=data, info=info, roles=out.roles)
     seeds = () if seed is None else (seed,)
 
+    entering_types = [TensorType(v.dtype, v.shape) for v in gradients]
+
     def make_apply() -> Graph:
-        with building(common.with_(inputs=(*parameters, *slot_inputs, step, *numbers), outputs={})), phase("optimizer"):
-            entering = tuple(
-                p.input(n, TensorType(v.dtype, v.shape), "gradient") for n, v in zip(grads, parameters, strict=True)
-            )
-            return _part(common, "apply", (*entering, *parameters, *slot_inputs, step, *numbers), updated(entering))
+        stored = (*parameters, *slot_inputs, *scale, step, *numbers)
+        with building(common.with_(inputs=stored, outputs={})), phase("optimizer"):
+            entering = tuple(p.input(n, t, "gradient") for n, t in zip(grads, entering_types, strict=True))
+            return _part(common, "apply", (*entering, *stored), updated(entering))
 
     return TrainingStep(
         graph=_part(
             common,
             "step",
-            (*forward, *slot_inputs, *state, step, *numbers, *seeds, *frozen),
+            (*forward, *slot_inputs, *state, *scale, step, *numbers, *seeds, *frozen),
             {**backward, **updated(gradients), **new_state},
         ),
         gradients=_part(
             common,
             "gradients",
-            (*forward, *state, *(scalars if seed is not None else ()), *frozen),
+            (*forward, *state, *scale[:1], *(scalars if seed is not None else ()), *frozen),
             {**backward, **new_state},
         ),
         evaluation=_part(
@@ -501,13 +526,14 @@ def _assembled(base: Graph, mode: TrainingMode, selection: Selection, goal: Obje
     )
 
 
-def _gradients(loss: Value, parameters: Sequence[Value]) -> list[Value]:
+def _gradients(loss: Value, parameters: Sequence[Value], scaling: Scaling | None) -> list[Value]:
     with phase("backward", Source("loss", "loss")):
-        one = p.literal(1, loss.dtype)
+        seed = p.literal(1, loss.dtype) if scaling is None else scaling.seed(loss)
     found = []
-    for ct, v in zip(vjp([loss], [one], parameters), parameters, strict=True):
+    for ct, v in zip(vjp([loss], [seed], parameters), parameters, strict=True):
         assert ct is not None, f"{v!r} was selected, but no path leads from it to the loss"
-        found.append(ct)
+        with phase("backward", Source("loss_scale", "loss_scale")):
+            found.append(ct if scaling is None else scaling.unscaled(ct))
     return found
 
 
@@ -553,6 +579,10 @@ def _info(base: Graph, selection: Selection, goal: Objective, options: _Options,
             training["running_variance"] = options.running_variance
     if base.info.get("dropouts") or mode.dropouts:
         training["dropout"] = dict(mode.dropouts)
+    if options.precision is not None:
+        training["precision"] = options.precision.numpy.name
+    if options.loss_scale is not None:
+        training["loss_scale"] = {f.name: getattr(options.loss_scale, f.name) for f in fields(options.loss_scale)}
     updated = set(mode.state)
     return {
         **base.info,
