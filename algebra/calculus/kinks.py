@@ -106,6 +106,10 @@ KINKS: tuple[Kink, ...] = (
         "pow of a negative base", "its base's derivative; no logarithm takes part unless the exponent is differentiated",
         lambda x: p.pow(x, p.number(3, x)), ((-3, -0.5),), ((27, 0.75),), torch="t.pow(x, 3.)",
     ),
+    Kink(
+        "an infinite cotangent at a max of two", "what is not chosen gets 0, never NaN", lambda x: p.sqrt(p.max(x, p.number(0, x))),
+        ((-1, 4),), ((0, 0.25),), torch="t.sqrt(t.maximum(x, t.zeros_like(x)))",
+    ),
     Kink("sqrt at 0", "infinite, as the mathematics says", p.sqrt, ((0, 4),), ((INF, 0.25),), torch="t.sqrt(x)"),
     Kink("log at 0", "infinite, as the mathematics says", p.log, ((0, 2),), ((INF, 0.5),), torch="t.log(x)"),
     Kink(

@@ -135,10 +135,10 @@ def _np_cast(x: np.ndarray, *, dtype: DType) -> np.ndarray:
 # ---- VJP rules -------------------------------------------------------------------------------------------------------------------------
 
 
-def _share(x: Value, y: Value) -> Value:
-    """1 where x > y, 1/2 where they tie, 0 elsewhere: ties are split evenly, as PyTorch's `maximum` does."""
-    one, half, zero = p.number(1, x), p.number(0.5, x), p.number(0, x)
-    return p.select(p.less(y, x), one, p.select(p.equal(x, y), half, zero))
+def _to_larger(ct: Value, x: Value, y: Value) -> Value:
+    """`ct` where x > y, half of it where they tie (as PyTorch's `maximum`), else 0, even where `ct` is infinite."""
+    tied = p.select(p.equal(x, y), p.mul(ct, p.number(0.5, ct)), p.number(0, ct))
+    return p.select(p.less(y, x), ct, tied)
 
 
 def _pow_vjp_base(ct: Value, z: Value, x: Value, y: Value) -> Value:
@@ -219,12 +219,12 @@ rem_p = Primitive(
 )  # fmt: skip
 max_p = Primitive(
     "max", number, _keep(np.maximum),
-    (lambda ct, z, x, y: p.mul(ct, _share(x, y)), lambda ct, z, x, y: p.mul(ct, _share(y, x))),
+    (lambda ct, z, x, y: _to_larger(ct, x, y), lambda ct, z, x, y: _to_larger(ct, y, x)),
     "the larger of x and y",
 )  # fmt: skip
 min_p = Primitive(
     "min", number, _keep(np.minimum),
-    (lambda ct, z, x, y: p.mul(ct, _share(y, x)), lambda ct, z, x, y: p.mul(ct, _share(x, y))),
+    (lambda ct, z, x, y: _to_larger(ct, y, x), lambda ct, z, x, y: _to_larger(ct, x, y)),
     "the smaller of x and y",
 )  # fmt: skip
 pow_p = Primitive("pow", floating, _keep(np.power), (_pow_vjp_base, _pow_vjp_exponent), "x ** y")
