@@ -13,7 +13,8 @@ from pullback.algebra.calculus import gradient, hessian, jacobian, jvp
 from pullback.algebra.dims import dim
 from pullback.algebra.errors import PullbackWarning, Refusal
 from pullback.algebra.evaluate import evaluate
-from pullback.algebra.graph import Constant, Graph, building
+from pullback.algebra.graph import Constant, Graph, Value, building
+from pullback.algebra.primitives.control import body_of
 from pullback.algebra.text import constants, parse, show
 from pullback.algebra.types import f64, i64, tensor
 from pullback.algebra.verify import verify
@@ -293,3 +294,42 @@ def test_integer_inputs_take_no_part() -> None:
     assert list(back.outputs) == ["y", "grad_x"]
     feeds = {"x": np.ones((2, 3)), "i": np.array([0, 1, 1, -1, 0]), "seed_y": np.ones((5, 3))}
     assert evaluate(back, feeds)["grad_x"].tolist() == [[2] * 3, [3] * 3]
+
+
+def recurrent() -> Graph:
+    """A loop over N steps with a parameter: its last state and its stacked states."""
+    with building():
+        x, h = p.input("x", tensor(f64, (N, 2))), p.input("h", tensor(f64, (2,)))
+        w = p.input("w", tensor(f64, (2, 2)), "parameter")
+
+        def step(h: Value, x: Value, w: Value) -> list[Value]:
+            new = p.tanh(p.add(p.dot(w, h, contract=((1,), (0,))), x))
+            return [new, new]
+
+        types = [("h", tensor(f64, (2,))), ("x", tensor(f64, (2,))), ("w", tensor(f64, (2, 2)))]
+        last, states = p.scan([h], [x], [w], body_of(step, types), length=N)
+        total = p.reduce_sum(c.square(last), axes=(0,))
+    return Graph((x, h, w), {"states": states, "total": total}, "recurrent")
+
+
+@pytest.mark.parametrize("n", [1, 4])
+def test_derivatives_of_every_kind_go_through_loops(n: int) -> None:
+    graph, rng = recurrent(), np.random.default_rng(n)
+    feeds = {"x": rng.standard_normal((n, 2)), "h": rng.standard_normal(2), "w": rng.standard_normal((2, 2))}
+    by_w = differences(graph, feeds, "states", "w")
+    np.testing.assert_allclose(
+        evaluate(verify(jacobian(graph, of="states", wrt="w")), feeds)["jacobian_states_w"], by_w, atol=1e-8
+    )
+    tangent = rng.standard_normal((2, 2))
+    push = verify(jvp(graph, of=["states", "total"], wrt="w"))
+    assert {v.name for v in push.nodes if v.primitive.name == "input"} == {"x", "h", "w", "tangent_w"}
+    found = evaluate(push, {**feeds, "tangent_w": tangent})
+    np.testing.assert_allclose(found["tangent_states"], np.einsum("ncij,ij->nc", by_w, tangent), atol=1e-8)
+    back = gradient(graph, of="total", wrt=["w", "h", "x"])
+    for name in ("w", "h", "x"):
+        np.testing.assert_allclose(
+            evaluate(back, feeds)[f"grad_{name}"], differences(graph, feeds, "total", name), atol=1e-8
+        )
+    second = evaluate(verify(hessian(graph, of="total", wrt=["w", "h"])), feeds)
+    np.testing.assert_allclose(second["hessian_w_h"], differences(back, feeds, "grad_w", "h"), atol=1e-7)
+    np.testing.assert_allclose(second["hessian_w_w"], differences(back, feeds, "grad_w", "w"), atol=1e-7)
