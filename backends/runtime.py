@@ -618,6 +618,16 @@ class Trainer:
             if not means:
                 raise PullbackError("the step keeps no moving average of weights: make it with ema=0.999")
             values |= {str(p): self._arrays[self._current][name].copy() for p, name in means.items()}
+        return self._merged(values)
+
+    def _merged(self, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Low-rank adapters added to their matrices."""
+        lora: Mapping[str, Any] = self.signature.training.get("lora", {})
+        for name, (a, b) in lora.get("pairs", {}).items():
+            matrix = self._models.initial(name)
+            if matrix is None:
+                raise PullbackError(f"the training step lacks the matrix {name!r} that its adapters belong to")
+            values[name] = np.asarray(matrix + lora["factor"] * (values.pop(a) @ values.pop(b)), matrix.dtype)
         return values
 
 

@@ -576,3 +576,27 @@ def test_scaled_gradients_and_apply_are_the_step() -> None:
 def test_an_unknown_precision_is_refused() -> None:
     with pytest.raises(Refusal, match="no precision 'int8'"):
         training_step(mlp(), precision="int8")
+
+
+# ---- adapters --------------------------------------------------------------------------------------------------
+
+
+def test_low_rank_adapters_are_trained_beside_frozen_matrices() -> None:
+    graph = mlp(f64)
+    step = training_step(graph, optimizer="sgd", lr=0.1, lora={"rank": 2, "alpha": 4, "targets": "fc1.*"})
+    assert step.signature.parameters == ("lora_A_fc1.weight", "lora_B_fc1.weight")
+    assert set(step.signature.frozen) == {"fc1.weight", "fc1.bias", "fc2.weight"}
+    (batch,) = batches(1, f64)
+    out = evaluate(step.graph, batch)
+    np.testing.assert_allclose(out["y"], evaluate(graph, {"x": batch["x"]})["y"])  # B starts at 0
+    full = evaluate(training_step(graph).graph, batch)["grad_fc1.weight"]
+    a = step.graph.data["lora_A_fc1.weight"].array
+    np.testing.assert_allclose(out["grad_lora_B_fc1.weight"], 2 * a.T @ full, rtol=1e-10)
+    assert not out["grad_lora_A_fc1.weight"].any()
+
+
+def test_adapters_can_be_trained_with_other_parameters() -> None:
+    step = training_step(mlp(), lora={"rank": 1, "targets": ["fc2.weight"]}, train=["fc1.bias"])
+    assert set(step.signature.parameters) == {"fc1.bias", "lora_A_fc2.weight", "lora_B_fc2.weight"}
+    with pytest.raises(Refusal, match=r"f32\[8\] is no matrix"):
+        training_step(mlp(), lora={"targets": ["fc1.bias"]})

@@ -427,3 +427,19 @@ def test_mixed_precision_trains_and_exports(tmp_path: Path, accumulate: int) -> 
     x = samples(7, 9)["x"]
     (y,) = ort.InferenceSession(tmp_path / "trained.onnx").run(None, {"x": x})
     np.testing.assert_allclose(y, run.predict({"x": x})["y"], rtol=1e-4, atol=1e-5)
+
+
+def test_adapters_are_merged_at_export(tmp_path: Path) -> None:
+    step = made(lora=2, lr=0.05)
+    save(simplified(step.graph), tmp_path / "train.onnx")
+    for run in (trainer(step), Trainer.from_file(tmp_path / "train.onnx", threads=1)):
+        before = run.predict({"x": samples()["x"]})["y"] if run._models.get("evaluation") else None
+        run.fit(samples(), epochs=2, progress=False)
+        run.export(tmp_path / "trained.onnx")
+        after = onnx.load(tmp_path / "trained.onnx")
+        assert [t.name for t in after.graph.initializer] == [t.name for t in network().graph.initializer]
+        x = samples()["x"]
+        (y,) = ort.InferenceSession(after.SerializeToString()).run(None, {"x": x})
+        if before is not None:
+            assert np.abs(y - before).max() > 1e-2
+            np.testing.assert_allclose(y, run.predict({"x": x})["y"], rtol=1e-4, atol=1e-5)

@@ -22,6 +22,7 @@ from ..origin import Source
 from ..passes.substitute import in_graph
 from ..signature import Signature
 from ..types import DType, TensorType, f32, f64, i64
+from .adapters import Lora, adapted
 from .clipping import clip_by_global_norm, clip_by_norm, clip_by_value
 from .modes import DropoutOption, TrainingMode, dropouts_of, relocated, statistics_of, training_mode
 from .naming import Names
@@ -112,6 +113,7 @@ class _Options:
     dropout: DropoutOption
     precision: DType | None
     loss_scale: LossScale | None
+    lora: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +300,7 @@ def training_step(
     dropout: DropoutOption = False,
     precision: str | None = None,
     loss_scale: LossScale | float | str | None = None,
+    lora: Lora | int | Mapping[str, Any] | None = None,
 ) -> TrainingStep:
     """The training step of a model.
 
@@ -314,6 +317,8 @@ def training_step(
 
     `precision="float16"` (or `"bfloat16"`) computes products of a float32 model in 16 bits; `loss_scale` ("dynamic", "off", a first scale, or a
     `LossScale`) is on by itself for float16. A step whose gradients are not finite is then skipped.
+
+    `lora` (a rank, options as of `Lora`, or one) freezes the model and trains low-rank adapters beside the matrices that its `targets` name.
     """
     if not graph.outputs:
         raise Refusal(f"no training step for {graph.name!r}", ["the model has no outputs"])
@@ -333,9 +338,19 @@ def training_step(
         dropout=dropout,
         precision=low,
         loss_scale=LossScale.of(loss_scale, low),
+        lora=None,
     )
     names = Names(_taken(graph))
     with building(graph):
+        if (adapters := Lora.of(lora)) is not None:
+            graph, pairs = adapted(graph, adapters, names)
+            own = [name for pair in pairs.values() for name in pair]
+            described = {
+                "rank": adapters.rank,
+                "factor": adapters.factor,
+                "pairs": {k: list(v) for k, v in pairs.items()},
+            }
+            options = replace(options, train=(*own, *options.train), lora=described)
         goal = objective(
             graph, loss, output=output, class_axis=class_axis, options=loss_options or {}, fuse=fuse, names=names
         )
@@ -583,6 +598,8 @@ def _info(base: Graph, selection: Selection, goal: Objective, options: _Options,
         training["precision"] = options.precision.numpy.name
     if options.loss_scale is not None:
         training["loss_scale"] = {f.name: getattr(options.loss_scale, f.name) for f in fields(options.loss_scale)}
+    if options.lora is not None:
+        training["lora"] = options.lora
     updated = set(mode.state)
     return {
         **base.info,
