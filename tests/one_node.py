@@ -1,13 +1,15 @@
-"""Models of one operator, made from arrays, for the tests of lowerings."""
+"""Models of one node, run by onnxruntime's own kernels and by the algebra: what the tests of lowerings compare."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+import onnxruntime
+from onnx import helper
 
 from pullback.algebra import primitives as p
 from pullback.algebra.calculus.vjp import vjp
@@ -15,89 +17,114 @@ from pullback.algebra.evaluate import evaluate
 from pullback.algebra.graph import Graph, building
 from pullback.frontends.onnx_import import load
 
-from numerics import check_pullback, floats
-
-Arrays = Mapping[str, np.ndarray]
-CODES = {
-    np.dtype(helper.tensor_dtype_to_np_dtype(c)): c
-    for c in TensorProto.DataType.values()
-    if c not in (0, TensorProto.STRING)
-}
+MS = "com.microsoft"
+ML = "ai.onnx.ml"
 
 
-def code_of(array: np.ndarray) -> int:
-    return CODES[array.dtype]
+@dataclass(frozen=True)
+class Case:
+    """One node: operator, inputs (None where left out), attributes, how many results are compared."""
+
+    op: str
+    inputs: Sequence[np.ndarray | None]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    outputs: int | Sequence[int] = 1
+    domain: str = MS
+    atol: float = 2e-5
+    note: str = ""
+    fixed: Sequence[int] = ()
+    opset: int = 16
+    ml: int = 3
+    rtol: float = 1e-4
+
+    def __str__(self) -> str:
+        return f"{self.op} {self.note}".strip()
+
+    @property
+    def wanted(self) -> list[int]:
+        return list(range(self.outputs)) if isinstance(self.outputs, int) else list(self.outputs)
+
+    def model(self) -> onnx.ModelProto:
+        """One node; the inputs in `fixed` are initializers."""
+        inputs, weights, names = [], [], []
+        for i, x in enumerate(self.inputs):
+            names.append("" if x is None else f"x{i}")
+            if x is None:
+                continue
+            if i in self.fixed:
+                weights.append(onnx.numpy_helper.from_array(x, f"x{i}"))
+                continue
+            inputs.append(helper.make_tensor_value_info(f"x{i}", helper.np_dtype_to_tensor_dtype(x.dtype), x.shape))
+        outputs = [f"y{i}" if i in self.wanted else "" for i in range(max(self.wanted) + 1)]
+        node = helper.make_node(self.op, names, outputs, name="node", domain=self.domain, **self.attributes)
+        named = [onnx.ValueInfoProto(name=o) for o in outputs if o]
+        graph = helper.make_graph([node], "one", inputs, named, weights)
+        opsets = [helper.make_opsetid("", self.opset), helper.make_opsetid(MS, 1), helper.make_opsetid(ML, self.ml)]
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
+        for info, value in zip(model.graph.output, load(model).outputs.values(), strict=True):
+            info.type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(value.dtype.numpy)
+        return model
+
+    def in_double(self) -> Case:
+        """The same node on doubles."""
+        wide = [x.astype(np.float64) if x is not None and x.dtype == np.float32 else x for x in self.inputs]
+        return replace(self, inputs=wide)
+
+    def feeds(self) -> dict[str, np.ndarray]:
+        return {f"x{i}": x for i, x in enumerate(self.inputs) if x is not None and i not in self.fixed}
 
 
-def model_of(
-    op: str, inputs: Mapping[str, np.ndarray | None], *, opset: int = 28, fixed: Sequence[str] = (), outputs: int = 1, symbols: bool = False,
-    keep: Sequence[tuple[str, int]] = (), **attributes: Any,
-) -> ModelProto:  # fmt: skip
-    """One node. Inputs named in `fixed` are initializers, None leaves one out; with `symbols` each size above 1 is a symbol, save those in `keep`."""
-    names = [n if a is not None else "" for n, a in inputs.items()]
-    while names and not names[-1]:
-        names.pop()
-    results = ["y"] if outputs == 1 else [f"y{i}" for i in range(outputs)]
-    node = helper.make_node(op, names, results, name="node", **attributes)
-
-    def shape_of(name: str, array: np.ndarray) -> list[int | str]:
-        return [f"{name}_{i}" if symbols and d > 1 and (name, i) not in keep else d for i, d in enumerate(array.shape)]
-
-    entering = [
-        helper.make_tensor_value_info(n, code_of(a), shape_of(n, a)) for n, a in inputs.items() if a is not None and n not in fixed
-    ]  # fmt: skip
-    stored = [numpy_helper.from_array(np.asarray(a), n) for n, a in inputs.items() if a is not None and n in fixed]
-    leaving = [helper.make_tensor_value_info(r, TensorProto.FLOAT, None) for r in results]
-    graph = helper.make_graph([node], op, entering, leaving, stored)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+def run_onnxruntime(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The results of the model as it is, without onnxruntime's own rewriting."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+    names = [o.name for o in session.get_outputs()]
+    return dict(zip(names, session.run(names, dict(feeds)), strict=True))
 
 
-def text_model(text: str, opset: int = 17) -> ModelProto:
-    """A model in ONNX's textual syntax."""
-    return onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : {opset}]>\n{text}')
+def check_values(case: Case) -> None:
+    """Ours are those of onnxruntime, integers to one where the real number lies half way."""
+    expected = run_onnxruntime(case.model(), case.feeds())
+    found = evaluate(load(case.model()), case.feeds())
+    for name, array in expected.items():
+        assert found[name].dtype == array.dtype
+        slack = 1 if array.dtype.kind in "iu" else case.atol
+        np.testing.assert_allclose(found[name].astype(np.float64), array.astype(np.float64), rtol=case.rtol, atol=slack)
+        if array.dtype.kind in "iu":
+            assert np.asarray(found[name] != array).mean() < 0.05
 
 
-def run(op: str, inputs: Mapping[str, np.ndarray | None], **options: Any) -> Any:
-    """The result of one node (or the tuple of its results)."""
-    fixed = options.get("fixed", ())
-    graph = load(model_of(op, inputs, **options))
-    found = evaluate(graph, {n: a for n, a in inputs.items() if a is not None and n not in fixed})
-    values = tuple(found.values())
-    return values[0] if len(values) == 1 else values
-
-
-def gradients(
-    graph: Graph, feeds: Arrays, wrt: Sequence[str] | None = None, seeds: Arrays | None = None
-) -> dict[str, np.ndarray]:
-    """`J^T ct` of every floating input, with cotangents of ones unless given. Inputs without a path are left out."""
-    wrt = tuple(wrt) if wrt is not None else floats(graph)
+def check_gradients(case: Case, **options: Any) -> int:
+    """The gradients of every floating input and parameter agree with differences, in double; how many were compared."""
+    case = case.in_double()
+    graph = load(case.model(), **options)
+    wanted = [v for v in graph.inputs if v.dtype.floating and v.params["role"] in ("input", "parameter")]
+    outputs = {n: v for n, v in graph.outputs.items() if v.dtype.floating}
+    if not wanted or not outputs:
+        return 0
+    rng = np.random.default_rng(3)
+    feeds = {**{n: c.array for n, c in graph.data.items()}, **case.feeds()}
+    weights = {
+        n: rng.standard_normal(y.shape).astype(y.dtype) for n, y in evaluate(graph, feeds).items() if n in outputs
+    }
     with building(graph):
-        outputs = {k: v for k, v in graph.outputs.items() if v.dtype.floating}
-        given = [p.input(f"ct_{k}", v.type, "seed") for k, v in outputs.items()]
-        cts = vjp(list(outputs.values()), given, [graph[n] for n in wrt])
-    back = Graph(
-        (*graph.inputs, *given), {n: ct for n, ct in zip(wrt, cts, strict=True) if ct is not None}, data=graph.data
-    )
-    values = evaluate(graph, feeds)
-    ones = {f"ct_{k}": np.ones_like(values[k]) for k in outputs}
-    return evaluate(back, {**feeds, **ones, **{f"ct_{k}": v for k, v in (seeds or {}).items()}})
+        grads = vjp(list(outputs.values()), [p.literal(weights[n]) for n in outputs], wanted)
+    back = Graph(graph.inputs, {f"g{i}": g for i, g in enumerate(grads) if g is not None}, data=graph.data)
+    found = evaluate(back, feeds)
 
-
-def check(
-    op: str,
-    inputs: Mapping[str, np.ndarray | None],
-    *,
-    orders: int = 2,
-    step: float = 1e-3,
-    tolerance: float = 1e-7,
-    **options: Any,
-) -> None:
-    """The pullback of one node agrees with finite differences, with sizes as they are and as symbols."""
-    fixed = options.get("fixed", ())
-    for symbols in (False, True):
-        graph = load(model_of(op, inputs, symbols=symbols, **options))
-        feeds = {n: a for n, a in inputs.items() if a is not None and n not in fixed}
-        feeds |= {n: c.array for n, c in graph.data.items()}
-        check_pullback(
-            graph, feeds, floats(graph), np.random.default_rng(1), orders=orders, step=step, tolerance=tolerance
+    def total(at: Mapping[str, np.ndarray]) -> float:
+        return float(
+            sum((weights[n].astype(np.float64) * y).sum() for n, y in evaluate(graph, at).items() if n in weights)
         )
+
+    for i, v in enumerate(wanted):
+        name = v.params["name"]
+        single = any(w.dtype == np.float32 for w in weights.values()) or v.dtype.bits < 64
+        step, close = (3e-3, 2e-2) if single else (1e-5, 1e-5)
+        direction = rng.standard_normal(feeds[name].shape)
+        up, down = (total({**feeds, name: feeds[name] + s * step * direction}) for s in (1, -1))
+        slope = 0.0 if grads[i] is None else (found[f"g{i}"] * direction).sum()
+        np.testing.assert_allclose(slope, (up - down) / (2 * step), rtol=close, atol=close, err_msg=name)
+    return sum(g is not None for g in grads)

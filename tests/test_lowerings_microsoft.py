@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import onnx
-import onnxruntime
 import pytest
-from onnx import helper
 
-from pullback.algebra import primitives as p
-from pullback.algebra.calculus.vjp import vjp
+from one_node import Case, check_gradients, check_values
 from pullback.algebra.evaluate import evaluate
-from pullback.algebra.graph import Graph, building
 from pullback.frontends.onnx_import import load
-
-MS = "com.microsoft"
 
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray:
@@ -36,66 +27,6 @@ def ints(*values: Any, dtype: Any = np.int32) -> np.ndarray:
 
 def scalar(value: float, dtype: Any = np.float32) -> np.ndarray:
     return np.asarray(value, dtype)
-
-
-@dataclass(frozen=True)
-class Case:
-    """One node: operator, inputs (None where left out), attributes, how many results are compared."""
-
-    op: str
-    inputs: Sequence[np.ndarray | None]
-    attributes: Mapping[str, Any] = field(default_factory=dict)
-    outputs: int | Sequence[int] = 1
-    domain: str = MS
-    atol: float = 2e-5
-    note: str = ""
-    fixed: Sequence[int] = ()
-
-    def __str__(self) -> str:
-        return f"{self.op} {self.note}".strip()
-
-    @property
-    def wanted(self) -> list[int]:
-        return list(range(self.outputs)) if isinstance(self.outputs, int) else list(self.outputs)
-
-    def model(self) -> onnx.ModelProto:
-        """One node; the inputs in `fixed` are initializers."""
-        inputs, weights, names = [], [], []
-        for i, x in enumerate(self.inputs):
-            names.append("" if x is None else f"x{i}")
-            if x is None:
-                continue
-            if i in self.fixed:
-                weights.append(onnx.numpy_helper.from_array(x, f"x{i}"))
-                continue
-            inputs.append(helper.make_tensor_value_info(f"x{i}", helper.np_dtype_to_tensor_dtype(x.dtype), x.shape))
-        outputs = [f"y{i}" if i in self.wanted else "" for i in range(max(self.wanted) + 1)]
-        node = helper.make_node(self.op, names, outputs, name="node", domain=self.domain, **self.attributes)
-        named = [onnx.ValueInfoProto(name=o) for o in outputs if o]
-        graph = helper.make_graph([node], "one", inputs, named, weights)
-        opsets = [helper.make_opsetid("", 16), helper.make_opsetid(MS, 1)]
-        model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
-        for info, value in zip(model.graph.output, load(model).outputs.values(), strict=True):
-            info.type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(value.dtype.numpy)
-        return model
-
-    def in_double(self) -> Case:
-        """The same node on doubles."""
-        wide = [x.astype(np.float64) if x is not None and x.dtype == np.float32 else x for x in self.inputs]
-        return replace(self, inputs=wide)
-
-    def feeds(self) -> dict[str, np.ndarray]:
-        return {f"x{i}": x for i, x in enumerate(self.inputs) if x is not None and i not in self.fixed}
-
-
-def run_onnxruntime(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The results of the model as it is, without onnxruntime's own rewriting."""
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
-    names = [o.name for o in session.get_outputs()]
-    return dict(zip(names, session.run(names, dict(feeds)), strict=True))
 
 
 def heads(batch: int, count: int, length: int, size: int, seed: int = 0) -> np.ndarray:
@@ -199,44 +130,16 @@ every = pytest.mark.parametrize("case", CASES, ids=str)
 
 @every
 def test_values_are_those_of_onnxruntime(case: Case) -> None:
-    expected = run_onnxruntime(case.model(), case.feeds())
-    found = evaluate(load(case.model()), case.feeds())
-    for name, array in expected.items():
-        assert found[name].dtype == array.dtype
-        slack = 1 if array.dtype.kind in "iu" else case.atol  # where the real number is half way between two integers
-        np.testing.assert_allclose(found[name].astype(np.float64), array.astype(np.float64), rtol=1e-4, atol=slack)
-        if array.dtype.kind in "iu":
-            assert (found[name] != array).mean() < 0.05
+    check_values(case)
 
 
 @every
 def test_gradients_agree_with_differences(case: Case) -> None:
-    if case.op == "DynamicQuantizeMatMul":
-        return  # the range decides the scale, and rounding everything else
-    case = case.in_double()
-    graph = load(case.model())
-    wanted = [v for v in graph.inputs if v.dtype.floating and v.params["name"] not in graph.data]
-    outputs = {n: v for n, v in graph.outputs.items() if v.dtype.floating}
-    if not wanted or not outputs:
-        return
-    feeds, rng = case.feeds(), np.random.default_rng(3)
-    weights = {n: rng.standard_normal(y.shape) for n, y in evaluate(graph, feeds).items() if n in outputs}
-    with building(graph):
-        grads = vjp(list(outputs.values()), [p.literal(weights[n]) for n in outputs], wanted)
-    assert all(g is not None for g in grads)
-    back = Graph(graph.inputs, {f"g{i}": g for i, g in enumerate(grads) if g is not None}, data=graph.data)
-    found = evaluate(back, feeds)
-
-    def total(at: Mapping[str, np.ndarray]) -> float:
-        return float(sum((weights[n] * y).sum() for n, y in evaluate(graph, at).items() if n in weights))
-
-    for i, v in enumerate(wanted):
-        name = v.params["name"]
-        direction = rng.standard_normal(feeds[name].shape)
-        up, down = (total({**feeds, name: feeds[name] + s * 1e-5 * direction}) for s in (1, -1))
-        np.testing.assert_allclose(
-            (found[f"g{i}"] * direction).sum(), (up - down) / 2e-5, rtol=1e-5, atol=1e-5, err_msg=name
-        )
+    if case.op not in (
+        "DynamicQuantizeMatMul",
+        "QuantizeLinear",
+    ):  # the range decides the scale, and rounding everything else
+        check_gradients(case)
 
 
 @every
