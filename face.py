@@ -15,6 +15,7 @@ from .algebra.passes import default as simplified
 from .algebra.signature import Signature
 from .algebra.training import step as steps
 from .backends import onnx_export
+from .backends.onnx_export import training_info
 from .frontends import onnx_import
 
 if TYPE_CHECKING:
@@ -109,6 +110,13 @@ class Step:
     def save(self, path: str | os.PathLike[str], **options: Any) -> Path:
         """Write the whole step; options as `Model.save`."""
         return self.graph.save(path, **options)
+
+    def save_standard_form(self, path: str | os.PathLike[str], *, profile: str = "explicit", target: str = "onnxruntime",
+                           embed: str | None = None, opset: int | None = None) -> Path:  # fmt: skip
+        """Write the inference graph with ONNX's own `TrainingInfoProto`, every value embedded; it is for tools that read that, none of the targets."""
+        return training_info.save_standard_form(
+            self.parts.graph, self.parts.evaluation, Path(path), profile=profile, opset=opset
+        )
 
 
 def load(model: str | os.PathLike[str] | onnx.ModelProto | bytes, *, dims: Mapping[str, int] | None = None,
