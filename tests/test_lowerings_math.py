@@ -15,7 +15,7 @@ from pullback.algebra.types import bf16, f16, f32, f64
 from pullback.frontends.onnx_import import load
 
 from numerics import every_node, floating_dtypes, pulled_back, tensors
-from one_node import check, gradients, model_of, run, text_model
+from lowered import check, gradients, model_of, run, text_model
 
 RNG = np.random.default_rng(0)
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from numerics import every_node
-from one_node import check, gradients, model_of, run, text_model
+from lowered import check, gradients, model_of, run, text_model
 from pullback.algebra.dims import show_shape
 from pullback.algebra.errors import Refusal
 from pullback.algebra.evaluate import evaluate
