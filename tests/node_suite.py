@@ -48,6 +48,8 @@ LISTED: dict[str, dict[str, str]] = {
         "test_strnormalizer_*": "strings",
         "test_strnorm_*": "strings",
         "test_tfidfvectorizer_*": "text",
+        "test_dft_inverse": "the stored output has a rounding error (1.9e-7, where 0 is exact) above the tolerance",
+        "test_dft_inverse_opset19": "the stored output has a rounding error (1.9e-7, where 0 is exact) above the tolerance",
         "test_bernoulli*": "random numbers of another generator",
         "test_training_dropout": "random numbers of another generator",
         "test_training_dropout_mask": "random numbers of another generator",

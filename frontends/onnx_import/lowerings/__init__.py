@@ -20,6 +20,8 @@ from . import (
     resize,
     sequence,
     shape,
+    signal,
+    vision,
 )
 
 __all__ = [
@@ -42,4 +44,6 @@ __all__ = [
     "resize",
     "sequence",
     "shape",
+    "signal",
+    "vision",
 ]

@@ -131,17 +131,20 @@ def convolve(x: Value, w: Value, at: Windows, group: int = 1) -> Value:
     channels = require_divides(x.shape[1], group, f"group {group} divides the input channels")
     require_equal(channels, w.shape[1], "the weight's input channels are those of a group")
     x = padded(x, at.low, at.high)
+    if group > 1:
+        x = by_group(x, 1, group, "the input channels")
+    return weighted_patches(windowed(x, at), w, n, group)
+
+
+def weighted_patches(patches: Value, w: Value, n: int, group: int) -> Value:
+    """Patches `[N, C, O.., K..]` (or `[N, G, C/G, O.., K..]`, where there are groups) weighted by `w[M, C/G, K..]`: `[N, M, O..]`."""
     if group == 1:
-        patches = windowed(x, at)
-        kernel = (1, *range(2 + n, 2 + 2 * n))
-        y = p.dot(patches, w, contract=(kernel, tuple(range(1, 2 + n))))
+        y = p.dot(patches, w, contract=((1, *range(2 + n, 2 + 2 * n)), tuple(range(1, 2 + n))))
         return p.transpose(y, perm=(0, n + 1, *range(1, n + 1)))
-    patches = windowed(by_group(x, 1, group, "the input channels"), at)
-    kernel = (2, *range(3 + n, 3 + 2 * n))
     y = p.dot(
         patches,
         by_group(w, 0, group, "the output channels"),
-        contract=(kernel, tuple(range(2, 3 + n))),
+        contract=((2, *range(3 + n, 3 + 2 * n)), tuple(range(2, 3 + n))),
         batch=((1,), (0,)),
     )
     y = p.transpose(y, perm=(1, 0, n + 2, *range(2, n + 2)))

@@ -483,11 +483,17 @@ def mirrored(at: Value, size: Value, align: bool) -> Value:
 
 
 def grid_line(g: Value, old: Dim, mode: str, padding: str, align: bool) -> Line:
-    """The taps along one axis of points at normalised coordinates."""
-    size = size_as(old, g.shape, g.dtype)
+    """The taps along one axis of points at normalised coordinates: -1 and 1 are the centres (`align`) or outer edges of the outermost elements."""
+    size, unit = size_as(old, g.shape, g.dtype), c.plus(g, 1)
     last = c.plus(size, -1)
-    unit = c.plus(g, 1)
     at = c.scale(p.mul(unit, last), 0.5) if align else c.scale(c.plus(p.mul(unit, size), -1), 0.5)
+    return point_line(at, old, mode, padding, align)
+
+
+def point_line(at: Value, old: Dim, mode: str, padding: str, align: bool = True) -> Line:
+    """The taps along one axis of points at coordinates that count its elements."""
+    size = size_as(old, at.shape, at.dtype)
+    last = c.plus(size, -1)
     zero = p.number(0, at)
     if mode != "cubic":
         if padding == "reflection":
