@@ -758,7 +758,7 @@ def _tame_alone(v: Value) -> bool:
             return is_raised(v.operands[0], "LogSoftmax")
         case "div":
             return _counts(v.operands[1])
-    return op(v) in _TAME or v.dtype.kind != "f"
+    return op(v) in _TAME or (isinstance(v.type, TensorType) and not v.dtype.floating)
 
 
 def _counts(v: Value) -> bool:
