@@ -24,6 +24,13 @@ def ints(*values: int) -> np.ndarray:
     return np.array(values, np.int64)
 
 
+def apart(*shapes: tuple[int, ...]) -> list[np.ndarray]:
+    """Tensors of numbers of which no two are near, as a maximum has no derivative where two tie."""
+    counts = [int(np.prod(s)) for s in shapes]
+    line = RNG.permutation(np.linspace(-1, 1, sum(counts)))
+    return [part.reshape(s) for part, s in zip(np.split(line, np.cumsum(counts)[:-1]), shapes, strict=True)]
+
+
 KNOWN = pytest.mark.parametrize("known", [True, False], ids=["known", "data"])
 
 # ---- reading --------------------------------------------------------------------------------------------------------------------------------
@@ -109,7 +116,7 @@ def wrote_elements(x: np.ndarray, i: np.ndarray, u: np.ndarray, axis: int, reduc
 def test_scatter_elements_agrees_with_numpy_and_its_derivative_with_differences(
     known: bool, reduction: str, axis: int, shape: tuple[int, int]
 ) -> None:
-    x, u = numbers(4, 5), numbers(*shape)
+    x, u = apart((4, 5), shape)
     size = x.shape[axis]
     if reduction == "none":
         i = np.argsort(RNG.uniform(size=shape), axis)
@@ -129,7 +136,7 @@ def test_scatter_elements_agrees_with_numpy_and_its_derivative_with_differences(
 def test_scatter_nd_agrees_with_numpy_and_its_derivative_with_differences(
     known: bool, reduction: str, shape: tuple[int, ...], width: int, count: int
 ) -> None:
-    x = numbers(*shape)
+    x, u = apart(shape, (count, *shape[width:]))
     sizes = shape[:width]
     flat = (
         RNG.permutation(int(np.prod(sizes)))[:count]
@@ -138,7 +145,6 @@ def test_scatter_nd_agrees_with_numpy_and_its_derivative_with_differences(
     )
     i = np.stack(np.unravel_index(flat, sizes), -1).astype(np.int64).reshape(count, width)
     i = np.where(RNG.integers(0, 2, i.shape), i, i - np.array(sizes))
-    u = numbers(count, *shape[width:])
     expected = x.copy()
     for row, at in enumerate(i):
         expected[tuple(at)] = FUNCTIONS[reduction](expected[tuple(at)], u[row])
