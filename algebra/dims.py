@@ -13,7 +13,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import sympy
 from sympy.core.sorting import default_sort_key
@@ -28,11 +28,11 @@ __all__ = [
     "show_shape", "simplest", "solve", "solve_atom", "substitute", "symbols", "unquote", "walk",
 ]  # fmt: skip
 
-Dim = int | sympy.Expr
+Dim: TypeAlias = int | sympy.Expr
 Shape = tuple[Dim, ...]
 
 
-class FloorDiv(sympy.Function):  # type: ignore[misc]
+class FloorDiv(sympy.Function):
     """`floor(a / b)` of integers, `b > 0`.
 
     For an integer b in one form: the coefficients of a lie in `0 .. b - 1` and have no divisor in common with b, and
@@ -66,7 +66,7 @@ class FloorDiv(sympy.Function):  # type: ignore[misc]
         return True if low is not None and low >= 0 else None
 
 
-class Mod(sympy.Function):  # type: ignore[misc]
+class Mod(sympy.Function):
     """`a - b * floor(a / b)` of integers, `b > 0`; for an integer b the coefficients of a lie in `0 .. b - 1`."""
 
     nargs = 2
@@ -95,7 +95,7 @@ class Mod(sympy.Function):  # type: ignore[misc]
         return a if _within(a, b) else None
 
 
-class DimMax(sympy.Function):  # type: ignore[misc]
+class DimMax(sympy.Function):
     """The larger of two dims."""
 
     nargs = 2
@@ -114,7 +114,7 @@ class DimMax(sympy.Function):  # type: ignore[misc]
         return True if low is not None and low >= 0 else None
 
 
-class DimMin(sympy.Function):  # type: ignore[misc]
+class DimMin(sympy.Function):
     """The smaller of two dims."""
 
     nargs = 2
@@ -333,8 +333,8 @@ def _best(f: sympy.Expr, slope: sympy.Expr, rest: sympy.Expr, *, above: bool) ->
 
     a, b = f.args
     if isinstance(f, DimMax if above else DimMin):  # it is one of the two: the worse counts
-        worse = [at(a), at(b)]
-        return None if None in worse else min(worse)
+        worse = [x for x in (at(a), at(b)) if x is not None]
+        return min(worse) if len(worse) == 2 else None
     if isinstance(f, DimMin if above else DimMax):  # no larger (smaller) than either: the better counts
         return _largest([at(a), at(b)])
     positive = (low := _lower(a)) is not None and low >= 0
@@ -703,7 +703,7 @@ def unquote(text: str) -> str:
     return name
 
 
-class _Printer(StrPrinter):  # type: ignore[misc]
+class _Printer(StrPrinter):
     def _print_Symbol(self, d: sympy.Symbol) -> str:
         return quote(d.name)
 

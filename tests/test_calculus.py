@@ -10,7 +10,7 @@ import pytest
 from pullback.algebra import composites as c
 from pullback.algebra import primitives as p
 from pullback.algebra.calculus import gradient, hessian, jacobian, jvp
-from pullback.algebra.dims import dim
+from pullback.algebra.dims import dim, floordiv
 from pullback.algebra.errors import PullbackWarning, Refusal
 from pullback.algebra.evaluate import evaluate
 from pullback.algebra.graph import Constant, Graph, Value, building
@@ -333,3 +333,22 @@ def test_derivatives_of_every_kind_go_through_loops(n: int) -> None:
     second = evaluate(verify(hessian(graph, of="total", wrt=["w", "h"])), feeds)
     np.testing.assert_allclose(second["hessian_w_h"], differences(back, feeds, "grad_w", "h"), atol=1e-7)
     np.testing.assert_allclose(second["hessian_w_w"], differences(back, feeds, "grad_w", "w"), atol=1e-7)
+
+
+def test_a_cotangent_has_the_type_of_its_primal_however_a_size_is_written() -> None:
+    half, other = floordiv(N + 1, 2), N - floordiv(N, 2)  # the same size
+    with building():
+        x, w = p.input("x", tensor(f64, (N, half))), p.input("w", tensor(f64, (other, 3)))
+        b = p.input("b", tensor(f64, (half,)))
+        y = p.dot(x, w, contract=((1,), (0,)))
+        z = p.add(p.broadcast(b, shape=(2, other), axes=(1,)), p.number(1, p.full(0, f64, (2, other))))
+    back = verify(gradient(Graph((x, w, b), {"y": y, "z": z})))
+    assert [back.outputs[f"grad_{n}"].type for n in ("x", "w", "b")] == [x.type, w.type, b.type]
+    feeds = {
+        "x": np.ones((5, 3)),
+        "w": np.ones((3, 3)),
+        "b": np.ones(3),
+        "seed_y": np.ones((5, 3)),
+        "seed_z": np.ones((2, 3)),
+    }
+    assert (evaluate(back, feeds)["grad_x"] == 3).all()

@@ -9,6 +9,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from .. import composites as c
 from .. import primitives as p
 from ..graph import Value
@@ -95,7 +97,7 @@ KINKS: tuple[Kink, ...] = (
         ((1, 1, 1), (-1, 1, -2)), torch="t.fmod(x, y)",
     ),
     Kink(
-        "pow at base 0", "0 for exponents above 1 and for 0; 1 for 1", lambda x: p.pow(x, p.literal([3.0, 2.0, 1.0, 0.0], x.dtype)),
+        "pow at base 0", "0 for exponents above 1 and for 0; 1 for 1", lambda x: p.pow(x, p.literal(np.array([3.0, 2.0, 1.0, 0.0]), x.dtype)),
         ((0, 0, 0, 0),), ((0, 0, 1, 0),), torch="t.pow(x, t.tensor([3., 2., 1., 0.], dtype=x.dtype))",
     ),
     Kink(

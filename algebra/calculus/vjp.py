@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .. import primitives as p
+from ..errors import TypeMismatch
 from ..graph import Value, at, reachable
-from ..types import TupleType
+from ..types import TensorType, TupleType
 
 __all__ = ["active_nodes", "vjp"]
 
@@ -39,11 +40,21 @@ class _Cotangents:
 
     def add(self, node: Value, ct: Value, index: int = 0) -> None:
         key = (id(node), index)
+        ct = _fitted(ct, node.type.items[index] if isinstance(node.type, TupleType) else node.type, node)
         before = self._sums.get(key)
         self._sums[key] = ct if before is None else p.add(before, ct)
 
     def of(self, node: Value, index: int = 0) -> Value | None:
         return self._sums.get((id(node), index))
+
+
+def _fitted(ct: Value, type_: TensorType, node: Value) -> Value:
+    """The cotangent with the type of its primal: a rule may write an equal size in another way (that of the other operand of a `dot`, say)."""
+    if ct.type == type_:
+        return ct
+    assert ct.dtype is type_.dtype, f"a cotangent of {node!r} has type {ct.type!r}"
+    assert len(ct.shape) == len(type_.shape), f"a cotangent of {node!r} has type {ct.type!r}"
+    return p.reshape(ct, shape=type_.shape)
 
 
 def vjp(outputs: Sequence[Value], cotangents: Sequence[Value], wrt: Sequence[Value]) -> list[Value | None]:
@@ -57,21 +68,25 @@ def vjp(outputs: Sequence[Value], cotangents: Sequence[Value], wrt: Sequence[Val
     cotangent = _Cotangents()
     for output, ct in zip(outputs, cotangents, strict=True):
         if ct.type != output.type:
-            raise TypeError(f"the cotangent of {output!r} has type {ct.type!r}")
+            raise TypeMismatch(f"the cotangent of {output!r} has type {ct.type!r}")
         cotangent.add(output, ct)
     for node in reversed(nodes):
         if id(node) not in active or not node.operands:
             continue
         if node.primitive.name == "item":
-            ct = cotangent.of(node)
-            if ct is not None:
-                with at(node.origin.in_phase("backward")):
-                    cotangent.add(node.operands[0], ct, node.params["index"])
+            _through_item(node, cotangent)
         elif isinstance(node.primitive.vjp, p.Joint):
             _through_joint(node, cotangent, active)
         else:
             _through(node, cotangent, active)
     return [cotangent.of(v) for v in wrt]
+
+
+def _through_item(node: Value, cotangent: _Cotangents) -> None:
+    ct = cotangent.of(node)
+    if ct is not None:
+        with at(node.origin.in_phase("backward")):
+            cotangent.add(node.operands[0], ct, node.params["index"])
 
 
 def _through(node: Value, cotangent: _Cotangents, active: set[int]) -> None:
@@ -84,7 +99,7 @@ def _through(node: Value, cotangent: _Cotangents, active: set[int]) -> None:
             continue
         with at(node.origin.in_phase("backward").then(f"vjp:{node.primitive.name}[{i}]")):
             if isinstance(rules, p.Each):
-                passed = rules.rule(ct, node, *node.operands, at=i, **node.params)
+                passed: Value | p.NoGrad = rules.rule(ct, node, *node.operands, at=i, **node.params)
             else:
                 assert isinstance(rules, tuple)
                 rule = rules[i]
@@ -94,7 +109,8 @@ def _through(node: Value, cotangent: _Cotangents, active: set[int]) -> None:
 
 
 def _through_joint(node: Value, cotangent: _Cotangents, active: set[int]) -> None:
-    assert isinstance(node.type, TupleType) and isinstance(node.primitive.vjp, p.Joint)
+    assert isinstance(node.type, TupleType)
+    assert isinstance(node.primitive.vjp, p.Joint)
     cts = tuple(cotangent.of(node, i) for i in range(len(node.type.items)))
     if all(ct is None for ct in cts):
         return

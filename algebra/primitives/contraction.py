@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from .. import primitives as p
@@ -129,7 +131,7 @@ def _along(value: Value, x: Value, axes: Axes) -> Value:
     return p.broadcast(value, shape=x.shape, axes=kept_axes(x.rank, axes))
 
 
-def _np_extreme(name: str) -> object:
+def _np_extreme(name: str) -> Callable[..., np.ndarray]:
     def meaning(x: np.ndarray, *, axes: Axes, ties: str = "split") -> np.ndarray:
         if any(x.shape[a] == 0 for a in axes):  # of nothing: the least (greatest) number of the dtype
             kind = x.dtype.kind

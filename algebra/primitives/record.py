@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Each", "NoGrad", "Primitive", "Rule"]
 
-Rule = Callable[..., "Value"]
+Rule = Callable[..., "Value | NoGrad"]
 
 
 @dataclass(frozen=True, slots=True)
