@@ -230,12 +230,15 @@ class _Place:
 class Trainer:
     """Trains a step on stock onnxruntime.
 
+    `step` is a training step or the path of a written one. A step is emitted for onnxruntime in the `native` profile, which its kernels are fast
+    for; `threads` is the number that one operator may use.
+
     >>> trainer = Trainer(step)                      # doctest: +SKIP
     >>> trainer.fit(data, epochs=3)                  # doctest: +SKIP
     >>> trainer.export("trained.onnx")               # doctest: +SKIP
     """
 
-    def __init__(self, step: Parts | str | Path, *, profile: str = "explicit", threads: int | None = None,
+    def __init__(self, step: Parts | str | Path, *, profile: str = "native", threads: int | None = None,
                  providers: Sequence[str] = ("CPUExecutionProvider",)) -> None:  # fmt: skip
         self._setup(
             _from_files(step, {}) if isinstance(step, str | Path) else _from_parts(step, profile), threads, providers

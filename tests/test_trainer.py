@@ -316,7 +316,7 @@ def test_a_killed_run_leaves_a_whole_checkpoint_and_ends_with_the_same_bits(tmp_
 
 def test_a_written_step_trains_as_the_step_in_memory(tmp_path: Path) -> None:
     step = made(batch_norm="frozen")
-    save(simplified(step.graph), tmp_path / "train.onnx")
+    save(simplified(step.graph), tmp_path / "train.onnx", profile="native")
     one, two = trainer(step), Trainer.from_file(tmp_path / "train.onnx", threads=1)
     for run in (one, two):
         run.fit(samples(), epochs=2, validation=samples(20, 1), metrics=["accuracy"], progress=False)
