@@ -143,6 +143,8 @@ class Ops:
             return self.program.op("Unsqueeze", (x, self.axes(axes)), x.dtype, shape)
         if (axes := _inserted(shape, x.shape)) is not None:
             return self.program.op("Squeeze", (x, self.axes(axes)), x.dtype, shape)
+        if self.target.merges_apart and (between := _merged_but_for_symbols(x.shape, shape)) is not None:
+            x = self.program.op("Reshape", (x, self._target_shape(x.shape, between)), x.dtype, between)
         return self.program.op("Reshape", (x, self._target_shape(x.shape, shape)), x.dtype, shape)
 
     def _target_shape(self, before: Shape, shape: Shape) -> Tensor:
@@ -294,6 +296,38 @@ class Ops:
         return product(shape)
 
 
+def groups(before: Shape, after: Shape) -> list[tuple[list[int], list[int]]]:
+    """The smallest runs of axes of two shapes that hold the same elements, in order; what is left over ends up in one run.
+
+    >>> groups((2, 3, 4), (6, 4))
+    [([0, 1], [0]), ([2], [1])]
+    """
+    found: list[tuple[list[int], list[int]]] = []
+    i = j = 0
+    while i < len(before) or j < len(after):
+        a, b = ([i], [j]) if i < len(before) and j < len(after) else ([], [])
+        if not a:
+            found.append((list(range(i, len(before))), list(range(j, len(after)))))
+            break
+        i, j = i + 1, j + 1
+        left: Dim = before[a[0]]
+        right: Dim = after[b[0]]
+        while not same(left, right):
+            grow_left = i < len(before) and (j >= len(after) or known_at_least(right, left))
+            if grow_left:
+                a.append(i)
+                left = simplest(left * before[i])
+                i += 1
+            elif j < len(after):
+                b.append(j)
+                right = simplest(right * after[j])
+                j += 1
+            else:
+                break
+        found.append((a, b))
+    return found
+
+
 def broadcast_shape(a: Shape, b: Shape) -> Shape:
     """ONNX's broadcasting of shapes that fit: size 1 gives way."""
     rank = max(len(a), len(b))
@@ -314,6 +348,23 @@ def _inserted(short: Shape, long: Shape) -> list[int] | None:
         else:
             return None
     return axes if not rest else None
+
+
+def _merged_but_for_symbols(before: Shape, after: Shape) -> Shape | None:
+    """The shape with all runs of axes merged but one of several symbolic axes; None where there is no such run, or only that one.
+
+    torch-mlir merges `[N, M, 2, 8]` to `[N * M, 16]` wrongly when it does both in one step.
+    """
+    runs = groups(before, after)
+    if sum(len(a) > 1 for a, _ in runs) < 2:
+        return None
+    shape: list[Dim] = []
+    found = False
+    for a, b in runs:
+        several = len(a) > 1 and sum(not isinstance(before[i], int) for i in a) > 1
+        found = found or several
+        shape += [before[i] for i in a] if several else [after[i] for i in b]
+    return tuple(shape) if found else None
 
 
 def _from_end(place: Dim, size: Dim) -> Dim:

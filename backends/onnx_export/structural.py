@@ -8,7 +8,7 @@ from ...algebra.dims import Dim, Shape, is_one, is_zero, product, simplest
 from ...algebra.graph import Value
 from ...algebra.types import TupleType
 from .emission import Emission
-from .ops import known_at_least, same
+from .ops import groups, known_at_least, same
 from .program import Tensor
 from .view import View, whole
 
@@ -40,38 +40,6 @@ def _broadcast(e: Emission, v: Value) -> View:
 def _transpose(e: Emission, v: Value) -> View:
     x = e.view(v.operands[0])
     return View(x.tensor, tuple(x.places[i] for i in v.params["perm"]), v.shape)
-
-
-def groups(before: Shape, after: Shape) -> list[tuple[list[int], list[int]]]:
-    """The smallest runs of axes of two shapes that hold the same elements, in order; what is left over ends up in one run.
-
-    >>> groups((2, 3, 4), (6, 4))
-    [([0, 1], [0]), ([2], [1])]
-    """
-    found: list[tuple[list[int], list[int]]] = []
-    i = j = 0
-    while i < len(before) or j < len(after):
-        a, b = ([i], [j]) if i < len(before) and j < len(after) else ([], [])
-        if not a:
-            found.append((list(range(i, len(before))), list(range(j, len(after)))))
-            break
-        i, j = i + 1, j + 1
-        left: Dim = before[a[0]]
-        right: Dim = after[b[0]]
-        while not same(left, right):
-            grow_left = i < len(before) and (j >= len(after) or known_at_least(right, left))
-            if grow_left:
-                a.append(i)
-                left = simplest(left * before[i])
-                i += 1
-            elif j < len(after):
-                b.append(j)
-                right = simplest(right * after[j])
-                j += 1
-            else:
-                break
-        found.append((a, b))
-    return found
 
 
 def _reshape(e: Emission, v: Value) -> View:

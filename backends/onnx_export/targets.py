@@ -25,7 +25,8 @@ class Target:
 
     `opset` is written unless another is asked for. `embed` is where initial values live. `scatter` is how scatter_add is written: `scatter_nd` or as a
     product with a `one_hot` matrix. `bool_by_where` writes a bool as a number by Where, not by Cast. `negative_steps` allows a Slice to run
-    backwards, `scan_backwards` a Scan. `where_bool` allows a Where of bools. `detours` maps an operator and a dtype without a kernel to the dtype in
+    backwards, `scan_backwards` a Scan. `where_bool` allows a Where of bools. `merges_apart`
+    asks for several symbolic axes to be merged in a Reshape of their own. `detours` maps an operator and a dtype without a kernel to the dtype in
     which it is computed instead. `dtypes` and `lacking` say what is refused, a dtype or a primitive in a dtype, and why. `flags` are what a
     compiler must be told for a dtype to be right. `control` are the control-flow primitives, each with what must be static.
     """
@@ -39,6 +40,7 @@ class Target:
     negative_steps: bool = True
     scan_backwards: bool = True
     where_bool: bool = False
+    merges_apart: bool = False
     detours: Mapping[tuple[str, DType], DType] = field(default_factory=dict)
     dtypes: Mapping[DType, str] = field(default_factory=dict)
     lacking: Mapping[tuple[str, DType], str] = field(default_factory=dict)
@@ -130,6 +132,7 @@ TARGETS: Mapping[str, Target] = {
             bool_by_where=True,
             negative_steps=False,
             scan_backwards=False,
+            merges_apart=True,
             detours=ONNX_DETOURS,
             lacking={
                 ("while", d): "a loop without a trip count has no lowering" for d in (f32, f64, f16, bf16, i64, i32)
@@ -145,6 +148,7 @@ TARGETS: Mapping[str, Target] = {
             bool_by_where=True,
             negative_steps=False,
             scan_backwards=False,
+            merges_apart=True,
             detours=ONNX_DETOURS,
             lacking={(name, f64): _NO_FUNCTION for name in ("tanh", "sin", "cos", "erf")}
             | {("while", d): "a loop without a trip count has no lowering" for d in (f32, f64, f16, bf16, i64, i32)},
