@@ -98,13 +98,13 @@ def _label_of(index: Value, labels: Value | None, count: int) -> Value | None:
 
 
 def _pair(score: Value, kind: str, positive: bool) -> Value:
-    """Both columns of a classifier of two classes that has one score: `[1 - s, s]` of a share, else `[-s, s]`, before or after the transform."""
+    """Both columns of a classifier of two classes that has one score: `[1 - s, s]` of a share, else `[-s, s]`, the latter also before LOGISTIC."""
     if kind == "PROBIT":
         return transformed(score, kind)
-    if positive:
-        return p.concat(c.sub(p.number(1, score), score), score, axis=1)
-    both = p.concat(p.neg(score), score, axis=1)
-    return c.sigmoid(both) if kind == "LOGISTIC" else both
+    if kind == "LOGISTIC":
+        return c.sigmoid(p.concat(p.neg(score), score, axis=1))
+    other = c.sub(p.number(1, score), score) if positive else p.neg(score)
+    return p.concat(other, score, axis=1)
 
 
 # ---- linear models and support vectors -------------------------------------------------------------------------------------------------
@@ -241,7 +241,6 @@ def svm_classifier(
             both = p.concat(c.unsqueeze(p.neg(pairs[0]), (1,)), c.unsqueeze(pairs[0], (1,)), axis=1)
             if post_transform == "LOGISTIC":
                 both = c.sigmoid(both)
-            index = _is_positive(pairs[0], 0.0)
             return _label_of(index, labels, count), p.cast(both, dtype=f32)
         scores = p.concat(*(c.unsqueeze(s, (1,)) for s in pairs), axis=1)
         return _label_of(index, labels, count), p.cast(transformed(scores, post_transform), dtype=f32)
@@ -618,7 +617,11 @@ def tree_ensemble_classifier(
         return _label_of(index, labels, count), p.cast(transformed(scores, post_transform), dtype=f32)
     positive = bool((_held(class_weights_as_tensor, class_weights) >= 0).all())
     index = _is_positive(c.drop_ones(scores, (1,)), 0.5 if positive else 0.0)
-    return _label_of(index, labels, count), p.cast(_pair(scores, post_transform, positive), dtype=f32)
+    if class_ids[0] == 1:  # the other class has the score 0
+        both = transformed(p.concat(p.number(0, scores), scores, axis=1), post_transform)
+    else:
+        both = _pair(scores, post_transform, positive)
+    return _label_of(index, labels, count), p.cast(both, dtype=f32)
 
 
 @lowers("TreeEnsemble", domain=ML, since=5)
