@@ -67,8 +67,8 @@ class Attention(nn.Module):
         q, k, v = (z.reshape(b, t, self.heads, d // self.heads).transpose(1, 2) for z in self.qkv(x).chunk(3, -1))
         a = q @ k.transpose(-1, -2) / math.sqrt(d // self.heads)
         if self.causal:
-            mask = torch.ones(t, t, dtype=torch.bool, device=x.device).tril()
-            a = a.masked_fill(~mask, -1e9)
+            place = torch.arange(t, device=x.device)
+            a = a.masked_fill(place[:, None] < place, -1e9)
         return self.proj((a.softmax(-1) @ v).transpose(1, 2).reshape(b, t, d))
 
 
@@ -222,7 +222,7 @@ def torch_loss(name: str, net: nn.Module, x: np.ndarray, target: np.ndarray) -> 
 
 
 def counterparts(net: nn.Module, weights: dict[str, np.ndarray]) -> dict[str, tuple[str, bool]]:
-    """For each ONNX weight its PyTorch name and whether it is transposed: by name, else by value (exporters rename and transpose)."""
+    """For each ONNX weight its PyTorch name and whether it is transposed: by name, else by value (exporters rename, transpose, reshape)."""
     own = {k: v.detach().numpy() for k, v in net.named_parameters()}
     found: dict[str, tuple[str, bool]] = {}
     for name, array in weights.items():
@@ -230,7 +230,7 @@ def counterparts(net: nn.Module, weights: dict[str, np.ndarray]) -> dict[str, tu
             found[name] = (name, False)
             continue
         for key, value in own.items():
-            if value.shape == array.shape and np.array_equal(value, array):
+            if value.size == array.size and np.array_equal(value.ravel(), array.ravel()):
                 found[name] = (key, False)
             elif value.ndim == 2 and value.T.shape == array.shape and np.array_equal(value.T, array):
                 found[name] = (key, True)

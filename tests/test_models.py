@@ -27,12 +27,17 @@ def run(running: onnxruntime.InferenceSession, feeds: dict[str, np.ndarray]) -> 
     return dict(zip(names, running.run(None, feeds), strict=True))
 
 
-def step_of(name: str, model: onnx.ModelProto, **options: object) -> pullback.Step:
+def step_of(name: str, model: onnx.ModelProto | pullback.Model, **options: object) -> pullback.Step:
     return pullback.training_step(model, loss="cross_entropy", class_axis=NETWORKS[name].class_axis, **options)
 
 
 def weights_of(step: pullback.Step) -> dict[str, np.ndarray]:
     return {n: step.graph.data[n].array for n in step.signature.parameters}
+
+
+def as_torch(net: torch.nn.Module, key: str, transposed: bool, array: np.ndarray) -> np.ndarray:
+    """An array of an ONNX weight's shape in the shape of its PyTorch counterpart."""
+    return (array.T if transposed else array).reshape(dict(net.named_parameters())[key].shape)
 
 
 def compare_gradients(
@@ -43,7 +48,7 @@ def compare_gradients(
     pairs = counterparts(net, weights_of(step))
     for weight, (key, transposed) in pairs.items():
         grad = got[step.signature.gradients[weight]]
-        sums[key] = sums.get(key, 0) + (grad.T if transposed else grad)
+        sums[key] = sums.get(key, 0) + as_torch(net, key, transposed, grad)
     wanted = {k: p.grad.numpy() for k, p in net.named_parameters()}
     assert set(sums) == set(wanted)
     scale = max(np.abs(g).max() for g in wanted.values())
@@ -82,12 +87,18 @@ def test_gradients_in_double_are_those_of_pytorch(name: str) -> None:
 @pytest.mark.parametrize("profile", ["explicit", "native"])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_twenty_steps_of_adamw_follow_pytorch(name: str, profile: str) -> None:
+    # eps is not the tiny default: some gradients are zero but for rounding (the bias of attention's keys), and Adam would divide that by itself
     norms = name == "resnet"
     net = build(name).train(norms)
-    model = export(name, build(name).eval(), "ts", 17, keep_norms=norms)
-    step = step_of(name, model, optimizer="adamw", lr=1e-2, optimizer_options={"weight_decay": 0.05})
+    # TorchScript writes a tied weight twice, and gives GroupNorm a scale and a shift of its own, which PyTorch does not train
+    model = export(name, build(name).eval(), *(("dynamo", 18) if name == "gpt2" else ("ts", 17)), keep_norms=norms)
+    graph = pullback.load(model)
+    own = counterparts(net, {v.name: graph.data[v.name].array for v in graph.parameters})
+    step = step_of(
+        name, graph, train=list(own), optimizer="adamw", lr=1e-2, optimizer_options={"weight_decay": 0.05, "eps": 1e-4}
+    )
     running = session(step.to_onnx(profile=profile))
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, weight_decay=0.05)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, weight_decay=0.05, eps=1e-4)
     carried: dict[str, np.ndarray] = {}
     for i in range(20):
         x, target = batch(name, 4, seed=i)
@@ -101,7 +112,7 @@ def test_twenty_steps_of_adamw_follow_pytorch(name: str, profile: str) -> None:
             f"step {i}: {got['loss']} where PyTorch has {loss.item()}"
         )
     for weight, (key, transposed) in counterparts(build(name), weights_of(step)).items():
-        new = carried[weight].T if transposed else carried[weight]
+        new = as_torch(net, key, transposed, carried[weight])
         wanted = dict(net.named_parameters())[key].detach().numpy()
         assert np.allclose(new, wanted, atol=2e-3), f"{name}: {key}"
 
@@ -131,6 +142,6 @@ def test_hessian_vector_products_are_those_of_pytorch(name: str) -> None:
     for weight in wrt:
         key, transposed = pairs[weight]
         grad = got[second.signature.gradients[weight]]
-        sums[key] = sums.get(key, 0) + (grad.T if transposed else grad)
+        sums[key] = sums.get(key, 0) + as_torch(net, key, transposed, grad)
     for key, grad in wanted.items():
         assert np.allclose(sums[key], grad.numpy(), rtol=1e-7, atol=1e-9), key
