@@ -7,15 +7,13 @@ from typing import Any
 
 import numpy as np
 import onnx
+from numerics import check_pullback, floats
 from onnx import ModelProto, TensorProto, helper, numpy_helper
-
 from pullback.algebra import primitives as p
 from pullback.algebra.calculus.vjp import vjp
 from pullback.algebra.evaluate import evaluate
 from pullback.algebra.graph import Graph, building
 from pullback.frontends.onnx_import import load
-
-from numerics import check_pullback, floats
 
 Arrays = Mapping[str, np.ndarray]
 CODES = {

@@ -30,7 +30,6 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import ModelProto, TensorProto, TypeProto, helper, numpy_helper
-
 from pullback.algebra.errors import PullbackError
 from pullback.algebra.evaluate import evaluate
 from pullback.algebra.graph import Graph
@@ -219,7 +218,7 @@ def plain(case: Case, inputs: Sequence[Any], outputs: Sequence[Any]) -> Plain:
             expected[info.name] = np.asarray(value)
             results.append(info)
     body = [*nodes, *graph.node, *after]
-    kept_results = [r for r in results]
+    kept_results = list(results)
     del graph.node[:]
     graph.node.extend(body)
     kept = [i for i in graph.input if i.name in stored]

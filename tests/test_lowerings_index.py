@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from lowered import check, gradients, model_of, run, text_model
 from pullback.algebra.dims import show_shape
 from pullback.algebra.errors import Refusal
@@ -193,7 +192,8 @@ def test_of_known_places_the_last_write_holds() -> None:
     graph = load(model_of("ScatterElements", {"x": x, "i": i, "u": u}, fixed=("i",)))
     assert evaluate(graph, {"x": x, "u": u})["y"].tolist() == [4, 3, 0]
     found = gradients(graph, {"x": x, "u": u})
-    assert found["x"].tolist() == [0, 0, 1] and found["u"].tolist() == [0, 0, 1, 1]
+    assert found["x"].tolist() == [0, 0, 1]
+    assert found["u"].tolist() == [0, 0, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,8 @@ def test_scatter_is_the_same_in_every_version(op: str, opset: int) -> None:
 def test_other_dtypes_are_written_too(known: bool, dtype: type) -> None:
     x, i, u = np.zeros(4, dtype), ints(2, 0), np.ones(2, dtype)
     found = run("ScatterElements", {"x": x, "i": i, "u": u}, fixed=("i",) if known else ())
-    assert found.dtype == dtype and found.tolist() == [1, 0, 1, 0]
+    assert found.dtype == dtype
+    assert found.tolist() == [1, 0, 1, 0]
 
 
 @pytest.mark.parametrize("mode", ["linear", "circular"])
@@ -305,7 +306,8 @@ def test_distinct_elements_of_a_known_tensor(sorted_: int, axis: int | None) -> 
     lines = x.reshape(-1) if axis is None else x
     np.testing.assert_array_equal(np.take(values, inverse, axis or 0), lines)
     np.testing.assert_array_equal(np.take(lines, first, axis or 0), values)
-    assert counts.sum() == inverse.size and (first.tolist() == sorted(first.tolist()) or sorted_)
+    assert counts.sum() == inverse.size
+    assert first.tolist() == sorted(first.tolist()) or sorted_
 
 
 def test_places_of_what_is_not_zero_in_a_known_tensor() -> None:

@@ -8,14 +8,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-
+from lowered import check, gradients, model_of, run, text_model
+from numerics import every_node, floating_dtypes, pulled_back, tensors
 from pullback.algebra.errors import Refusal
 from pullback.algebra.evaluate import evaluate
 from pullback.algebra.types import bf16, f16, f32, f64
 from pullback.frontends.onnx_import import load
-
-from numerics import every_node, floating_dtypes, pulled_back, tensors
-from lowered import check, gradients, model_of, run, text_model
 
 RNG = np.random.default_rng(0)
 
@@ -126,7 +124,8 @@ def test_pow_with_a_trained_exponent_keeps_the_gradient_of_its_base() -> None:
     x, e = np.array([-3.0, 0.0, 2.0]), np.array([2.0, 2.0, 2.0])
     found = gradients(load(model_of("Pow", {"x": x, "e": e})), {"x": x, "e": e})
     np.testing.assert_allclose(found["x"], [-6, 0, 4])
-    assert found["e"][1] == 0 and np.isnan(found["e"][0])  # ln of a negative number has no value
+    assert found["e"][1] == 0
+    assert np.isnan(found["e"][0])
 
 
 @pytest.mark.parametrize(
@@ -135,7 +134,8 @@ def test_pow_with_a_trained_exponent_keeps_the_gradient_of_its_base() -> None:
 def test_pow_has_the_dtype_of_its_base(base: type, exponent: type) -> None:
     x, e = np.array([1, 2, 3], base), np.array([4, 5, 6], exponent)
     found = run("Pow", {"x": x, "e": e})
-    assert found.dtype == base and found.tolist() == [1, 32, 729]
+    assert found.dtype == base
+    assert found.tolist() == [1, 32, 729]
     assert run("Pow", {"x": x, "e": np.array(3, exponent)}, fixed=("e",)).tolist() == [1, 8, 27]
 
 
@@ -276,7 +276,7 @@ def test_gemm_without_c_has_the_gradients_of_a_product(opset: int) -> None:
 def test_gemm_of_integers_takes_whole_factors_only() -> None:
     a = np.arange(4, dtype=np.int32).reshape(2, 2)
     np.testing.assert_array_equal(run("Gemm", {"a": a, "b": a}, alpha=2.0), 2 * a @ a)
-    with pytest.raises(Refusal, match="a factor of 0.5 for integers"):
+    with pytest.raises(Refusal, match=r"a factor of 0\.5 for integers"):
         run("Gemm", {"a": a, "b": a}, alpha=0.5)
 
 
@@ -457,7 +457,8 @@ def test_the_gradient_of_a_product_is_exact_at_zeros(zeros: int) -> None:
 def test_extremes_of_bools_are_any_and_all(op: str) -> None:
     x = np.array([[True, False], [False, False], [True, True]])
     found = run(op, {"x": x, "axes": ints(1)}, fixed=("axes",), keepdims=0)
-    assert found.dtype == np.bool_ and found.tolist() == (x.any(1) if op == "ReduceMax" else x.all(1)).tolist()
+    assert found.dtype == np.bool_
+    assert found.tolist() == (x.any(1) if op == "ReduceMax" else x.all(1)).tolist()
 
 
 def integer_reductions() -> list[tuple[str, type]]:
@@ -488,7 +489,8 @@ def test_places_of_extremes_are_the_first_or_the_last(op: str, dtype: type, last
     expected = getattr(np, op.lower())(line, axis=1)
     expected = x.shape[1] - 1 - expected if last else expected
     found = run(op, {"x": x}, axis=1, select_last_index=last, keepdims=keepdims)
-    assert found.reshape(-1).tolist() == expected.tolist() and found.ndim == 1 + keepdims
+    assert found.reshape(-1).tolist() == expected.tolist()
+    assert found.ndim == 1 + keepdims
 
 
 # ---- casts and tests of a number -----------------------------------------------------------------------------------------------------------------
@@ -497,7 +499,8 @@ def test_places_of_extremes_are_the_first_or_the_last(op: str, dtype: type, last
 def test_casts_between_floats_pass_the_gradient_and_others_none() -> None:
     x = np.array([1.5, -2.5], np.float32)
     half = load(model_of("Cast", {"x": x}, to=onnx.TensorProto.FLOAT16))
-    assert half.outputs["y"].dtype is f16 and gradients(half, {"x": x})["x"].dtype == np.float32
+    assert half.outputs["y"].dtype is f16
+    assert gradients(half, {"x": x})["x"].dtype == np.float32
     assert gradients(load(model_of("Cast", {"x": x}, to=onnx.TensorProto.INT32)), {"x": x}) == {}
     assert load(model_of("Cast", {"x": x}, to=onnx.TensorProto.BFLOAT16)).outputs["y"].dtype is bf16
 

@@ -9,9 +9,8 @@ import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from numerics import every_node
 from lowered import check, gradients, model_of, run, text_model
+from numerics import every_node
 from pullback.algebra.dims import show_shape
 from pullback.algebra.errors import Refusal
 from pullback.algebra.evaluate import evaluate
@@ -151,7 +150,8 @@ def test_squeeze_and_unsqueeze_are_the_same_in_every_version(opset: int, axes: t
 
 def test_squeezing_a_symbol_forces_it_to_be_one() -> None:
     graph = load(text_model("g (float[N, 3] x) => (float y) <int64[1] a = {0}> { y = Squeeze(x, a) }"))
-    assert shape_of(graph) == "[3]" and [str(c) for c in graph.constraints] == ["N == 1"]
+    assert shape_of(graph) == "[3]"
+    assert [str(c) for c in graph.constraints] == ["N == 1"]
 
 
 @pytest.mark.parametrize("perm", [None, (0, 1, 2), (2, 0, 1), (1, 2, 0)])
@@ -378,7 +378,8 @@ def test_a_pad_value_that_is_data_has_a_gradient() -> None:
 def test_pad_of_other_dtypes(dtype: type) -> None:
     x = np.ones((2,), dtype)
     found = run("Pad", {"x": x, "p": ints(1, 1), "v": np.array(1, dtype)}, fixed=("p", "v"))
-    assert found.dtype == dtype and found.tolist() == [1, 1, 1, 1]
+    assert found.dtype == dtype
+    assert found.tolist() == [1, 1, 1, 1]
 
 
 def test_a_reflection_of_a_symbolic_size_is_a_constraint() -> None:

@@ -55,7 +55,7 @@ def together(*xs: Value) -> tuple[Value, ...]:
 def legacy(a: Value, b: Value, broadcast: int, axis: int | None) -> tuple[Value, Value]:
     """Operands as operator sets below 7 broadcast them: `b` onto a run of the axes of `a` that starts at `axis`, by default its last ones."""
     if not broadcast:
-        return together(a, b) if a.rank == b.rank else (a, b)
+        return a, b
     start = a.rank - b.rank if axis is None else axis + (a.rank if axis < 0 else 0)
     after = a.rank - b.rank - start
     if start < 0 or after < 0:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ....algebra import composites as c
 from ....algebra import primitives as p
-from ....algebra.dims import Dim, equal, product, show_shape, simplest
+from ....algebra.dims import Dim, equal, product, simplest
 from ....algebra.errors import DimError, InconclusiveDim
 from ....algebra.graph import Value
 from ....algebra.types import bool_, f32, i32, i64
@@ -27,6 +27,10 @@ def plain_known(x: Value) -> np.ndarray | None:
     return None if array is None or array.dtype == object else array
 
 
+def _literal(places: np.ndarray) -> Value:
+    return p.literal(places.astype(np.int64))
+
+
 def from_start(i: Value, size: Dim) -> Value:
     """Places in int64, those counted from the end made to count from the start."""
     i = p.cast(i, dtype=i64)
@@ -34,7 +38,7 @@ def from_start(i: Value, size: Dim) -> Value:
     if array is not None and (array >= 0).all():
         return i
     if array is not None and isinstance(size, int):
-        return p.literal(np.where(array < 0, array + size, array).astype(np.int64))
+        return _literal(np.where(array < 0, array + size, array))
     return p.select(p.less(i, p.number(0, i)), p.add(i, p.broadcast(p.dim(size), shape=i.shape, axes=())), i)
 
 
@@ -178,10 +182,10 @@ def _written_known(data: Value, at: np.ndarray, updates: Value, reduction: str) 
         planes = [np.sort(at.size - 1 - planes[0])]
     layers = []
     for plane in planes:
-        chosen = updates if plane.size == at.size else p.gather(updates, c.integers(plane), axis=0)
+        chosen = updates if plane.size == at.size else p.gather(updates, _literal(plane), axis=0)
         hit = np.zeros(size, np.bool_)
         hit[at[plane]] = True
-        new = p.scatter_add(chosen, c.integers(at[plane]), axis=0, size=size)
+        new = p.scatter_add(chosen, _literal(at[plane]), axis=0, size=size)
         below = data if reduction == "none" else p.full(neutral(reduction, data), data.dtype, data.shape)
         layers.append(_put(below, p.literal(hit), new))
     if reduction == "none":
@@ -338,7 +342,7 @@ def compress(input: Value, condition: Value, *, axis: int | None = None) -> Valu
     """The elements along an axis where a known condition holds"""
     chosen = np.flatnonzero(_known_or_refused(condition, "condition"))
     x = p.reshape(input, shape=(product(input.shape),)) if axis is None else input
-    return p.gather(x, c.integers(chosen), axis=0 if axis is None else axis_of(axis, x.rank))
+    return p.gather(x, _literal(chosen), axis=0 if axis is None else axis_of(axis, x.rank))
 
 
 @lowers("NonZero", gradient=Gradient.INDEX, reason="places")
@@ -360,5 +364,5 @@ def unique(x: Value, *, axis: int | None = None, sorted: int = 1, node: Node) ->
         place[order] = np.arange(order.size)
         first, inverse, counts = first[order], place[inverse], counts[order]
     source = p.reshape(x, shape=(product(x.shape),)) if along is None else x
-    values = p.gather(source, c.integers(first), axis=0 if along is None else along)
-    return values, c.integers(first), c.integers(inverse), c.integers(counts)
+    values = p.gather(source, _literal(first), axis=0 if along is None else along)
+    return values, _literal(first), _literal(inverse), _literal(counts)

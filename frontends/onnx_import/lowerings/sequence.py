@@ -112,10 +112,10 @@ def sequence_map(
         own = [item, *(x.items[i] if isinstance(x, Tensors) else x for x in additional_inputs)]
         for info, value in zip(body.input, own, strict=True):
             inner.entries[info.name] = value
-        for column, value in zip(results, inner.run(body), strict=True):
-            if not isinstance(value, Value):
+        for column, result in zip(results, inner.run(body), strict=True):
+            if not isinstance(result, Value):
                 raise Unsupported("the graph of a SequenceMap returns tensors")
-            column.append(value)
+            column.append(result)
     return tuple(Tensors(tuple(column)) for column in results)
 
 

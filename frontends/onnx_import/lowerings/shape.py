@@ -52,7 +52,7 @@ def ints_of(array: Any, what: str) -> list[int]:
     bad = [d for d in dims if not isinstance(d, int)]
     if bad:
         raise Unsupported(f"{what} must be plain integers, found {show_shape(dims)}")
-    return [int(d) for d in dims]  # type: ignore[arg-type]
+    return [int(d) for d in dims]
 
 
 def axes_of(axes: Any, rank: int) -> Ints:
