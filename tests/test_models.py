@@ -91,7 +91,8 @@ def test_twenty_steps_of_adamw_follow_pytorch(name: str, profile: str) -> None:
     norms = name == "resnet"
     net = build(name).train(norms)
     # TorchScript writes a tied weight twice, and gives GroupNorm a scale and a shift of its own, which PyTorch does not train
-    model = export(name, build(name).eval(), *(("dynamo", 18) if name == "gpt2" else ("ts", 17)), keep_norms=norms)
+    exporter = ("dynamo", 18) if name == "gpt2" else ("ts", 17)
+    model = export(name, build(name).eval(), *exporter, keep_norms=norms or name == "gpt2")
     graph = pullback.load(model)
     own = counterparts(net, {v.name: graph.data[v.name].array for v in graph.parameters})
     step = step_of(
