@@ -445,8 +445,11 @@ def value_of_attribute(attribute: AttributeProto) -> Any:
 
 
 def free_names(node: NodeProto) -> Iterator[str]:
-    """The names that a node reads: its inputs, and outer names inside its nested graphs."""
+    """The names that a node reads: its inputs, names in the attributes of a Gradient, and outer names inside its nested graphs."""
     yield from (i for i in node.input if i)
+    if node.op_type == "Gradient":  # names its tensors in attributes
+        for attribute in node.attribute:
+            yield from (n.decode() for n in (attribute.s, *attribute.strings) if n)
     for attribute in node.attribute:
         for graph in (
             (attribute.g, *attribute.graphs) if attribute.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS) else ()
