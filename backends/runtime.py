@@ -362,39 +362,55 @@ class Trainer:
         """One update by the mean of the gradients of several batches, each weighted by its number of samples; the mean loss."""
         weights = np.array([_samples(b) for b in batches], np.float64)
         weights /= weights.sum()
-        gradients = self.signature.gradients
-        states = self._updated_states()
-        forward = self._session("gradients", [self._loss_name, *gradients.values(), *states], "gradients")
-        sums = {e.name: np.zeros(_static(e), numpy_dtype(e.dtype)) for e in self.signature.outputs_of("gradient")}
-        if not self._gradients:
-            self._gradients = {name: np.empty_like(total) for name, total in sums.items()}
-            self._gradient_values = {name: _wrapped(array) for name, array in self._gradients.items()}
+        sums: dict[str, np.ndarray] = {}
         loss = 0.0
         for batch, weight in zip(batches, weights, strict=True):
-            here, there = self._values[self._current], self._values[1 - self._current]
-            into = {
-                self._loss_name: self._loss_value,
-                **self._gradient_values,
-                **{o: there[i] for o, i in states.items()},
-            }
-            forward.run(self._current, here, into, self._fed(batch))
-            loss += float(self._loss) * float(weight)
-            for name, total in sums.items():
-                total += self._gradients[name] * total.dtype.type(weight)
-            for i in states.values():
-                self._arrays[self._current][i][...] = self._arrays[1 - self._current][i]
-        return self._apply(sums, loss, set(states.values()))
+            part, gradients = self.gradients(batch)
+            loss += part * float(weight)
+            for name, gradient in gradients.items():
+                term = gradient * gradient.dtype.type(weight)
+                sums[name] = sums[name] + term if name in sums else term
+        self.apply(sums)
+        return loss
 
-    def _apply(self, gradients: Mapping[str, np.ndarray], loss: float, states: set[str]) -> float:
-        carried = {o: i for o, i in self.signature.carried.items() if i not in states}
+    def gradients(self, batch: Mapping[str, Any]) -> tuple[float, dict[str, np.ndarray]]:
+        """The loss and the gradients by parameter, without an update; running statistics move on.
+
+        The arrays are the trainer's own: the next call overwrites them. What is done to them (an all-reduce, a sum) goes to `apply`.
+        """
+        names = self.signature.gradients
+        if not self._gradients:
+            entries = {e.name: e for e in self.signature.outputs_of("gradient")}
+            self._gradients = {
+                p: np.empty(_static(entries[n]), numpy_dtype(entries[n].dtype)) for p, n in names.items()
+            }
+            self._gradient_values = {names[p]: _wrapped(array) for p, array in self._gradients.items()}
+        states = self._updated_states()
+        forward = self._session("gradients", [self._loss_name, *names.values(), *states], "gradients")
+        here, there = self._values[self._current], self._values[1 - self._current]
+        moved = {o: there[i] for o, i in states.items()}
+        forward.run(
+            self._current, here, {self._loss_name: self._loss_value, **self._gradient_values, **moved}, self._fed(batch)
+        )
+        for i in states.values():
+            self._arrays[self._current][i][...] = self._arrays[1 - self._current][i]
+        return float(self._loss), dict(self._gradients)
+
+    def apply(self, gradients: Mapping[str, np.ndarray]) -> None:
+        """One update by these gradients, by parameter."""
+        names = self.signature.gradients
+        missing = [p for p in names if p not in gradients]
+        if missing:
+            raise Refusal("gradients are missing", [f"none for {p!r}" for p in missing])
+        states = self._updated_states()
+        carried = {o: i for o, i in self.signature.carried.items() if o not in states}
         update = self._session("apply", list(carried), "apply")
         here, there = self._values[self._current], self._values[1 - self._current]
-        fed = {name: _wrapped(np.ascontiguousarray(g)) for name, g in gradients.items()}
+        fed = {n: _wrapped(np.ascontiguousarray(gradients[p])) for p, n in names.items()}
         update.run(self._current, here, {o: there[i] for o, i in carried.items()}, fed)
-        for i in states:
+        for i in states.values():
             self._arrays[1 - self._current][i][...] = self._arrays[self._current][i]
         self._current = 1 - self._current
-        return loss
 
     def _updated_states(self) -> dict[str, str]:
         """The model's own state (running statistics): output -> input. The scale of the loss is state too, but of the update."""
