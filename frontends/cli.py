@@ -237,9 +237,9 @@ def inspect(file: str, nodes: bool, as_json: bool) -> None:
     """Show roles, phases and counts of FILE, a model that pullback wrote."""
     import onnx
 
-    from ..backends.onnx_export import read_model
+    from .onnx_import.reader import open_model
 
-    model = read_model(file)
+    model, _, _ = open_model(file)
     text = _metadata(model).get("pullback.signature")
     if text is None:
         raise Refusal(
@@ -579,6 +579,120 @@ def train_step(
     _written(Path(path), step.graph, as_json)
     if not as_json:
         console.print(str(step.selection), markup=False)
+
+
+# ---- fit, demo -------------------------------------------------------------------------------------------------------------------------
+
+
+def _held_out(data: str) -> tuple[Any, dict[str, np.ndarray] | None]:
+    """Training data and, where an `.npz` has arrays named `test_{input}`, validation data."""
+    if not data.endswith(".npz"):
+        return data, None
+    try:
+        arrays = dict(np.load(data))
+    except (OSError, ValueError) as error:
+        raise Refusal(f"cannot read {data!r}", [str(error)]) from error
+    held = {k.removeprefix("test_"): v for k, v in arrays.items() if k.startswith("test_")}
+    return {k: v for k, v in arrays.items() if not k.startswith("test_")}, held or None
+
+
+@main.command()
+@click.argument("train", type=click.Path(dir_okay=False))
+@click.option(
+    "--data",
+    required=True,
+    type=click.Path(exists=True),
+    help=".npz, folder of .npy, .csv or .parquet; arrays are named as the step's inputs, test_{input} are held out.",
+)
+@click.option(
+    "-o",
+    "--output-file",
+    "--out",
+    "path",
+    required=True,
+    type=click.Path(dir_okay=False),
+    help="The trained inference model.",
+)
+@click.option("--validation", type=click.Path(exists=True), help="Held-out data.")
+@click.option("--epochs", default=1, show_default=True, type=click.IntRange(min=0))
+@click.option("--batch-size", default=32, show_default=True, type=click.IntRange(min=1))
+@click.option("--seed", default=0, show_default=True, help="Of the order of samples.")
+@click.option("--no-shuffle", is_flag=True)
+@click.option("--accumulate", default=1, show_default=True, type=click.IntRange(min=1), help="Batches per update.")
+@click.option(
+    "--metric", "metrics", multiple=True, metavar="NAME", help="accuracy, ...: computed on the held-out data."
+)
+@click.option(
+    "--early-stopping", type=click.IntRange(min=1), metavar="EPOCHS", help="Stop where the held-out loss does not fall."
+)
+@click.option("--checkpoint", type=click.Path(dir_okay=False), help=".safetensors written after each epoch.")
+@click.option("--checkpoint-every", type=click.IntRange(min=1), metavar="UPDATES", help="And after so many updates.")
+@click.option("--resume", is_flag=True, help="Go on from the checkpoint, to the same bits.")
+@click.option("--model", type=click.Path(dir_okay=False), help="The inference model, where the step does not carry it.")
+@click.option("--gradients", type=click.Path(dir_okay=False), help="The step's gradients file, for --accumulate.")
+@click.option("--apply", "apply_path", type=click.Path(dir_okay=False), help="The step's apply file, for --accumulate.")
+@click.option("--eval", "evaluation", type=click.Path(dir_okay=False), help="The step's evaluation file.")
+@click.option("--threads", type=click.IntRange(min=1))
+@click.option("--no-progress", is_flag=True)
+@JSON
+def fit(train: str, data: str, path: str, validation: str | None, epochs: int, batch_size: int, seed: int, no_shuffle: bool,
+        accumulate: int, metrics: tuple[str, ...], early_stopping: int | None, checkpoint: str | None,
+        checkpoint_every: int | None, resume: bool, model: str | None, gradients: str | None, apply_path: str | None,
+        evaluation: str | None, threads: int | None, no_progress: bool, as_json: bool) -> None:  # fmt: skip
+    """Run the training step TRAIN on data, and write the trained inference model."""
+    from ..backends.runtime import Trainer
+
+    trainer = Trainer.from_file(train, gradients=gradients, apply=apply_path, evaluation=evaluation, threads=threads)
+    arrays, held_out = _held_out(data)
+    history = trainer.fit(
+        arrays, epochs=epochs, batch_size=batch_size, shuffle=not no_shuffle, seed=seed, accumulate=accumulate,
+        validation=validation or held_out, metrics=list(metrics), early_stopping=early_stopping, checkpoint=checkpoint,
+        checkpoint_every=checkpoint_every, resume=resume, progress=not no_progress and not as_json,
+    )  # fmt: skip
+    trainer.export(path, model=model)
+    if as_json:
+        _print_json({"file": path, "epochs": history.epochs, "stopped": history.stopped, "steps": trainer.steps})
+        return
+    for row in history.epochs if no_progress else ():
+        console.print("  ".join(f"{k} {v:.4g}" for k, v in row.items()), markup=False)
+    console.print(f"wrote {path}", markup=False)
+
+
+@main.command()
+@click.option(
+    "--folder",
+    default="pullback-demo",
+    show_default=True,
+    type=click.Path(file_okay=False),
+    help="Where files are left.",
+)
+@click.option("--epochs", default=12, show_default=True, type=click.IntRange(min=1))
+@click.option("--profile", type=click.Choice(["explicit", "native"]), default="explicit", show_default=True)
+@click.option("--no-progress", is_flag=True)
+def demo(folder: str, epochs: int, profile: str, no_progress: bool) -> None:
+    """Train a small classifier of handwritten digits, from its inference model, on onnxruntime."""
+    from ..backends.runtime import Trainer
+    from ..demo import DATA, MODEL
+
+    place = Path(folder)
+    place.mkdir(parents=True, exist_ok=True)
+    console.print(f"model: {MODEL} (random weights)\ndata:  {DATA}", markup=False)
+    step = face.training_step(face.load(MODEL), loss="cross_entropy", optimizer="adamw", lr=2e-3)
+    written = step.save(place / "train.onnx", profile=profile)
+    kinds = Counter(node.phase for node in step.nodes())
+    console.print(f"step:  {written} ({', '.join(f'{n} {phase}' for phase, n in kinds.items())} nodes)", markup=False)
+    arrays, held_out = _held_out(str(DATA))
+    trainer = Trainer(step, profile=profile)
+    history = trainer.fit(
+        arrays, epochs=epochs, batch_size=32, validation=held_out, metrics=["accuracy"], progress=not no_progress
+    )
+    trainer.export(place / "trained.onnx")
+    first, last = history.epochs[0], history.epochs[-1]
+    console.print(
+        f"loss {first['loss']:.3f} -> {last['loss']:.3f}, test accuracy {first['val_accuracy']:.1%} -> {last['val_accuracy']:.1%}",
+        markup=False,
+    )
+    console.print(f"the trained inference model: {place / 'trained.onnx'}", markup=False)
 
 
 __all__ = ["main"]

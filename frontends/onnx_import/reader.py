@@ -590,7 +590,7 @@ def load(model: str | os.PathLike[str] | ModelProto | bytes, *, dims: Mapping[st
     Inputs keep the model's names; floating weights become inputs with role `parameter`, running statistics `state`. `dims` gives symbolic dims a size.
     Raises `Refusal` naming everything that stands in the way.
     """
-    proto, base, name = _open(model)
+    proto, base, name = open_model(model)
     _check_file(proto, base, name)
     graph = functions.inlined(proto, name)
     bindings: dict[sympy.Symbol, Dim] = {}
@@ -622,7 +622,8 @@ def _substituted(constraint: Constraint, bindings: Mapping[sympy.Symbol, Dim]) -
     return Constraint(left, constraint.relation, right, constraint.reason)
 
 
-def _open(model: str | os.PathLike[str] | ModelProto | bytes) -> tuple[ModelProto, Path | None, str]:
+def open_model(model: str | os.PathLike[str] | ModelProto | bytes) -> tuple[ModelProto, Path | None, str]:
+    """The model, the folder of its external data, and what messages call it; `Refusal` where it is no ONNX model."""
     if isinstance(model, ModelProto):
         return model, None, model.graph.name or "model"
     if isinstance(model, bytes):
