@@ -39,6 +39,26 @@ def constant(name: str, value: str, shape: str = "N, 4") -> str:
 
 
 ROWS: list[tuple[str, str, str, str]] = [
+    (
+        "commuted", XY,
+        "a: f32[N, 4] = mul x, y\nb: f32[N, 4] = mul y, x\no: f32[N, 4] = max a, b",
+        "o: f32[N, 4] = mul x, y",
+    ),
+    (
+        "scaled_broadcast", "x: f32[N, 4], s: f32[4]",
+        "b: f32[N, 4] = broadcast s axes=[1]\na: f32[N, 4] = mul x, b\n" + constant("c", "3.0") + "o: f32[N, 4] = mul a, c",
+        constant("c", "3.0", "4") + "d: f32[4] = mul s, c\nb: f32[N, 4] = broadcast d axes=[1]\no: f32[N, 4] = mul x, b",
+    ),
+    (
+        "added_twice", "x: f32[N, 4], y: f32[N, 4], s: f32[4]",
+        "b: f32[N, 4] = broadcast s axes=[1]\nt: f32[N, 4] = mul x, b\na: f32[N, 4] = add y, t\no: f32[N, 4] = add a, t",
+        constant("c", "2.0", "4") + "d: f32[4] = mul s, c\nb: f32[N, 4] = broadcast d axes=[1]\nt: f32[N, 4] = mul x, b\no: f32[N, 4] = add y, t",
+    ),
+    (
+        "neg_of_negated_factor", "x: f32[N, 4], s: f32[4]",
+        "n: f32[4] = neg s\nb: f32[N, 4] = broadcast n axes=[1]\na: f32[N, 4] = mul x, b\no: f32[N, 4] = neg a",
+        "b: f32[N, 4] = broadcast s axes=[1]\no: f32[N, 4] = mul x, b",
+    ),
     ("add_zero", X, constant("c", "0.0") + "o: f32[N, 4] = add x, c", "x"),
     ("add_negs", XY, "a: f32[N, 4] = neg x\nb: f32[N, 4] = neg y\no: f32[N, 4] = add a, b",
      "s: f32[N, 4] = add x, y\no: f32[N, 4] = neg s"),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .. import primitives as p
-from ..graph import Value
+from ..graph import Value, bind, current
 from ..types import DType
 from .matching import FOLDED, constant, is_splat, negated, op, small, splat
 from .rewriting import rules
@@ -140,6 +140,50 @@ def mul_of_scaled(v: Value) -> Value | None:
         return None
     product = _plain(inner[1]) * _plain(outer[1])
     return p.mul(inner[0], p.number(product, v)) if _ordinary(product, v.dtype) else None
+
+
+def commuted(v: Value) -> Value | None:
+    """x * y -> y * x, x + y -> y + x, where that stands already"""
+    x, y = v.operands
+    before = None if x is y else current().made(v.primitive, (y, x), v.params)
+    return bind(v.primitive, y, x) if before is not None and before.index < v.index else None
+
+
+def scaled_broadcast(v: Value) -> Value | None:
+    """(x * broadcast(s)) * c -> x * broadcast(s * c): the literal meets the smaller tensor"""
+    outer = _scaled(v)
+    if outer is None or op(outer[0]) != "mul" or not _ordinary(_plain(outer[1]), v.dtype):
+        return None
+    for x, s in (outer[0].operands, outer[0].operands[::-1]):
+        if op(s) == "broadcast" and op(x) != "broadcast" and splat(s) is None:
+            small = s.operands[0]
+            factor = p.mul(small, p.number(_plain(outer[1]), small))
+            return p.mul(x, p.broadcast(factor, shape=s.shape, axes=s.params["axes"]))
+    return None
+
+
+def added_twice(v: Value) -> Value | None:
+    """(y + t) + t -> y + x * broadcast(2 * s), where t is x * broadcast(s): the cotangent of a square"""
+    for before, t in (v.operands, v.operands[::-1]):
+        if op(before) != "add" or op(t) != "mul" or not v.dtype.floating:
+            continue
+        for y, again in (before.operands, before.operands[::-1]):
+            if again is t and any(op(o) == "broadcast" for o in t.operands):
+                return p.add(y, p.mul(t, p.number(2, t)))
+    return None
+
+
+def neg_of_negated_factor(v: Value) -> Value | None:
+    """-(x * broadcast(-s)) -> x * broadcast(s)"""
+    inner = v.operands[0]
+    if op(inner) not in ("mul", "div"):
+        return None
+    for i, s in enumerate(inner.operands):
+        if op(s) == "broadcast" and (small := negated(s.operands[0])) is not None:
+            factor = p.broadcast(small, shape=s.shape, axes=s.params["axes"])
+            operands = [factor if j == i else o for j, o in enumerate(inner.operands)]
+            return bind(inner.primitive, *operands)
+    return None
 
 
 def _plain(number: Any) -> Any:
@@ -314,11 +358,15 @@ ARITHMETIC = rules(
     ("mul", mul_minus_one),
     ("mul", mul_neg),
     ("mul", mul_of_scaled),
+    ("mul", scaled_broadcast),
+    ("add mul", commuted),
+    ("add", added_twice),
     ("div", div_one),
     ("div", div_neg),
     ("div", div_power_of_two),
     ("neg", neg_neg),
     ("neg", neg_of_scaled),
+    ("neg", neg_of_negated_factor),
     ("neg", neg_of_difference),
     ("pow", pow_literal),
     ("max min logical_and logical_or bit_and bit_or", extreme_of_itself),
