@@ -618,7 +618,7 @@ def solve_atom(a: Dim, b: Dim) -> tuple[sympy.Expr, Dim] | None:
     """A quotient, remainder, minimum or maximum in `a == b` and what it must be, or None where none stands alone.
 
     >>> solve_atom(dmin(dim("N"), 512), dim("N"))
-    (DimMin(N, 512), N)
+    (DimMin(512, N), N)
     """
     difference = sympy.expand(sympy.sympify(a) - sympy.sympify(b))
     for term in sorted(difference.atoms(FloorDiv, Mod, DimMax, DimMin), key=lambda t: (-t.count_ops(), str(t))):
