@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -88,6 +88,7 @@ def evaluate_all(
     values: dict[int, Any] = {}
     with np.errstate(all="ignore"):
         for node in graph.nodes:
+            _learn(node, values, bound)
             values[id(node)] = (
                 arrays[node.params["name"]] if node.primitive.name == "input" else compute(node, values, bound)
             )
@@ -97,6 +98,12 @@ def evaluate_all(
 def compute(node: Value, values: Mapping[int, Any], sizes: Mapping[str, int]) -> Any:
     """One node's array from those of its operands."""
     return node.primitive.numpy(*(values[id(o)] for o in node.operands), **_sized(node, sizes))
+
+
+def _learn(node: Value, values: Mapping[int, Any], sizes: dict[str, int]) -> None:
+    """A size that depends on data is known once the places that it counts are."""
+    if node.primitive.name == "nonzero" and isinstance(size := node.params["size"], sympy.Symbol):
+        sizes[size.name] = int(np.count_nonzero(values[id(node.operands[0])]))
 
 
 def _sized(node: Value, sizes: Mapping[str, int]) -> dict[str, Any]:
@@ -117,12 +124,23 @@ class Closed:
         self.steps: list[tuple[Value, dict[str, Any]]] | None = None
 
     def __call__(self, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
+        if any(v.primitive.name == "nonzero" for v in self.graph.nodes):
+            return self._with_sizes_of_its_own(arrays)
         if self.steps is None:
             inputs = {id(v) for v in self.graph.inputs}
             self.steps = [(v, _sized(v, self.sizes)) for v in self.graph.nodes if id(v) not in inputs]
         values: dict[int, Any] = {id(v): array for v, array in zip(self.graph.inputs, arrays, strict=True)}
         for node, params in self.steps:
             values[id(node)] = node.primitive.numpy(*(values[id(o)] for o in node.operands), **params)
+        return tuple(np.asarray(values[id(v)]) for v in self.graph.outputs.values())
+
+    def _with_sizes_of_its_own(self, arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+        sizes = dict(self.sizes)
+        values: dict[int, Any] = {id(v): array for v, array in zip(self.graph.inputs, arrays, strict=True)}
+        for node in self.graph.nodes:
+            if id(node) not in values:
+                _learn(node, values, sizes)
+                values[id(node)] = compute(node, values, sizes)
         return tuple(np.asarray(values[id(v)]) for v in self.graph.outputs.values())
 
     def results(self) -> list[tuple[tuple[int, ...], np.dtype]]:

@@ -118,6 +118,8 @@ _STATED: dict[str, Callable[[TensorType, Mapping[str, Any]], dict[str, Any]]] = 
     "broadcast": lambda t, _: {"shape": t.shape},
     "reshape": lambda t, _: {"shape": t.shape},
     "cast": lambda t, _: {"dtype": t.dtype},
+    "bit_cast": lambda t, _: {"dtype": t.dtype},
+    "nonzero": lambda t, _: {"size": t.shape[0]},
     "iota": lambda t, _: {"size": t.shape[0]},
     "scatter_add": lambda t, params: {"size": t.shape[params["axis"]]},
     "fold": lambda t, params: {"extents": tuple(t.shape[a] for a in params["axes"])},

@@ -76,6 +76,8 @@ def _nodes(graph: Graph, named: dict[Value, str], known: set[sympy.Symbol]) -> I
         if node.primitive.name == "input" and node not in declared:
             yield f"{where}: the input {node.params['name']!r} is used, but not an input of the graph"
         yield from (f"{where}: {fault}" for fault in _inferred(node))
+        if node.primitive.name == "nonzero":  # a size that depends on data is known from here on
+            known |= symbols(node.params["size"])
         yield from (f"{where}: {fault}" for fault in _dims(node, known))
         for key, value in node.params.items():
             if isinstance(value, Graph):

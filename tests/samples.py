@@ -437,6 +437,10 @@ LOGIC = [
     Row(P["cast"], ("f32[5]",), dict(dtype=u8), draw=exactly(0.9, 1.5, 200.7, 255.0, 0.0)),
     Row(P["cast"], ("f64[4]",), dict(dtype=bool_), draw=exactly(0.0, -0.0, 0.5, np.nan)),
     Row(P["cast"], ("f64[]",), dict(dtype=i64)), Row(P["cast"], ("f64[0]",), dict(dtype=f32)),
+    *(Row(P["bit_cast"], (f"{a}[N,2]",), dict(dtype=b)) for a, b in (("f32", i32), ("i64", f64), ("u32", f32), ("f16", DTYPES["i16"]))),
+    Row(P["bit_cast"], ("f64[4]",), dict(dtype=i64), draw=exactly(-0.0, 1.5, np.inf, -3.0)), Row(P["bit_cast"], ("f32[]",), dict(dtype=i32)),
+    Row(P["nonzero"], ("bool[N]",), dict(size=M), draw=exactly(1, 0, 1)), Row(P["nonzero"], ("bool[4]",), dict(size=0), draw=exactly(0)),
+    Row(P["nonzero"], ("bool[4]",), dict(size=3), draw=exactly(1, 1, 0, 1)),
     *_unary("stop_gradient"), *_discrete("stop_gradient", 1, ("i64[N]", "bool[2]")),
 ]  # fmt: skip
 

@@ -187,7 +187,8 @@ def test_every_opset_is_written_or_refused(opset: int) -> None:
         try:
             model = to_onnx(sample.graph(), opset=opset)
         except Refusal as error:
-            assert opset < 22 and all(f"opset {opset}" in reason for reason in error.reasons), str(error)
+            assert opset < (26 if sample.primitive.name == "bit_cast" else 22), str(error)
+            assert all(f"opset {opset}" in reason for reason in error.reasons), str(error)
             continue
         verify_model(model)
         assert model.opset_import[0].version == opset

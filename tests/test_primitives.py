@@ -113,7 +113,7 @@ def test_the_backward_pass_has_only_the_dtypes_of_the_forward_pass(sample: Sampl
 
 @pytest.mark.parametrize("sample", [s for s in SAMPLES if any(k in str(s) for k in ("f32[", "f16["))], ids=str)
 def test_lower_precision_agrees_with_double(sample: Sample) -> None:
-    if sample.primitive.name in ("cast", "input"):
+    if sample.primitive.name in ("cast", "bit_cast", "input"):
         return
     rng = _rng(sample)
     narrow = pulled_back(sample.graph(), sample.wanted())

@@ -14,6 +14,7 @@ from .contraction import (
     free_axes,
     gather,
     kept_axes,
+    nonzero,
     reduce_max,
     reduce_min,
     reduce_prod,
@@ -32,6 +33,7 @@ from .elementwise import (
     atan,
     atanh,
     bit_and,
+    bit_cast,
     bit_not,
     bit_or,
     bit_xor,
@@ -96,9 +98,9 @@ BY_NAME: dict[str, Primitive] = {primitive.name: primitive for primitive in PRIM
 
 __all__ = [
     "BY_NAME", "ELEMENTWISE", "PRIMITIVES", "Each", "Joint", "NoGrad", "Primitive", "abs", "acos", "acosh", "add", "argmax", "argsort", "asin",
-    "asinh", "atan", "atanh", "bit_and", "bit_not", "bit_or", "bit_xor", "body_of", "broadcast", "cast", "concat", "cond", "cos", "cosh", "cumsum", "dim", "div",
+    "asinh", "atan", "atanh", "bit_and", "bit_cast", "bit_not", "bit_or", "bit_xor", "body_of", "broadcast", "cast", "concat", "cond", "cos", "cosh", "cumsum", "dim", "div",
     "dot", "equal", "erf", "exp", "floor", "fold", "free_axes", "full", "gather", "input", "iota", "is_nan", "item", "kept_axes", "less",
-    "less_equal", "literal", "log", "logical_and", "logical_not", "logical_or", "logical_xor", "max", "min", "mul", "neg", "number", "pad",
+    "less_equal", "literal", "log", "logical_and", "logical_not", "logical_or", "logical_xor", "max", "min", "mul", "neg", "nonzero", "number", "pad",
     "pow", "reduce_max", "reduce_min", "reduce_prod", "reduce_sum", "rem", "reshape", "reverse", "round", "scan", "scatter_add", "select",
     "shift_left", "shift_right", "sign", "sin", "sinh", "slice", "sqrt", "stop_gradient", "tanh", "transpose", "truncate", "window",
     "while_", "window_count",

@@ -8,7 +8,7 @@ import numpy as np
 
 from .. import primitives as p
 from ..dims import Dim, equal, product, show, simplest
-from ..errors import TypeMismatch
+from ..errors import PullbackError, TypeMismatch
 from ..graph import Value, bind
 from ..types import TensorType, bool_, i64
 from .record import NoGrad, Primitive
@@ -314,6 +314,29 @@ scatter_add_p = Primitive(
 )  # fmt: skip
 
 
+def _nonzero_type(x: TensorType, *, size: Dim) -> TensorType:
+    if x.dtype is not bool_ or x.rank != 1:
+        raise TypeMismatch(f"places are found in a vector of bools, not in {x!r}")
+    return TensorType(i64, (size,))
+
+
+def _np_nonzero(x: np.ndarray, *, size: int) -> np.ndarray:
+    places = np.flatnonzero(x).astype(np.int64)
+    if places.size != size:
+        raise PullbackError(f"{places.size} places hold, where {size} were said to")
+    return places
+
+
+nonzero_p = Primitive(
+    "nonzero", _nonzero_type, _np_nonzero, (NoGrad("places"),), "the places where x holds, ascending"
+)
+
+
+def nonzero(x: Value, *, size: Dim) -> Value:
+    """The places (int64) where a vector of bools holds, ascending. How many depends on data: `size` is the symbol that stands for it."""
+    return bind(nonzero_p, x, size=simplest(size))
+
+
 def gather(x: Value, i: Value, *, axis: int = 0) -> Value:
     """`x` taken at the int64 indices `i` along `axis`: `y[.., i.., ..] = x[.., i[..], ..]`. An index lies in `-size .. size - 1`."""
     return bind(gather_p, x, i, axis=axis)
@@ -335,4 +358,5 @@ CONTRACTION = (
     argsort_p,
     gather_p,
     scatter_add_p,
+    nonzero_p,
 )

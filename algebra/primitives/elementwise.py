@@ -200,6 +200,12 @@ def _select_type(c: TensorType, x: TensorType, y: TensorType) -> TensorType:
     return x
 
 
+def _bit_cast_type(x: TensorType, *, dtype: DType) -> TensorType:
+    if x.dtype.bits != dtype.bits or x.dtype.bits < 8:
+        raise TypeMismatch(f"the bits of {x!r} are none of {dtype}: the widths differ, or are below a byte")
+    return TensorType(dtype, x.shape)
+
+
 # ---- the records -----------------------------------------------------------------------------------------------------------------------
 
 add_p = Primitive("add", number, _keep(np.add), (lambda ct, z, x, y: ct, lambda ct, z, x, y: ct), "x + y")
@@ -284,6 +290,13 @@ shift_left_p = Primitive(
 shift_right_p = Primitive("shift_right", integral, _keep(_np_shift_right), (DISCRETE, DISCRETE), "floor(x / 2 ** y)")
 select_p = Primitive("select", _select_type, np.where, (PIECEWISE, _select_vjp_x, _select_vjp_y), "x where c, else y")
 cast_p = Primitive("cast", lambda x, *, dtype: TensorType(dtype, x.shape), _np_cast, (_cast_vjp,), "x as another dtype")
+bit_cast_p = Primitive(
+    "bit_cast",
+    _bit_cast_type,
+    lambda x, *, dtype: np.ascontiguousarray(x).view(dtype.numpy).reshape(x.shape),
+    (NoGrad("bits, not a number"),),
+    "the bits of x as another dtype of the same width",
+)
 stop_gradient_p = Primitive(
     "stop_gradient",
     lambda x: x,
@@ -296,7 +309,7 @@ ELEMENTWISE = (
     add_p, mul_p, neg_p, div_p, rem_p, max_p, min_p, pow_p, abs_p, sign_p, floor_p, round_p, exp_p, log_p, sqrt_p, tanh_p, erf_p, sin_p,
     cos_p, sinh_p, cosh_p, asin_p, acos_p, atan_p, asinh_p, acosh_p, atanh_p, equal_p, less_p, less_equal_p, is_nan_p, logical_not_p,
     logical_and_p, logical_or_p, logical_xor_p, bit_not_p, bit_and_p, bit_or_p, bit_xor_p, shift_left_p, shift_right_p, select_p, cast_p,
-    stop_gradient_p,
+    bit_cast_p, stop_gradient_p,
 )  # fmt: skip
 
 
@@ -516,6 +529,11 @@ def select(c: Value, x: Value, y: Value) -> Value:
 def cast(x: Value, *, dtype: DType) -> Value:
     """`x` as another dtype: floats to integers toward zero, anything to bool as `x != 0`."""
     return x if x.dtype is dtype else bind(cast_p, x, dtype=dtype)
+
+
+def bit_cast(x: Value, *, dtype: DType) -> Value:
+    """The bits of `x` as another dtype of the same width, of at least a byte; a bool is a byte of 0 or 1."""
+    return x if x.dtype is dtype else bind(bit_cast_p, x, dtype=dtype)
 
 
 def stop_gradient(x: Value) -> Value:

@@ -51,7 +51,7 @@ def emit(graph: Graph, *, profile: str = "explicit", target: str = "onnxruntime"
     embed = embed or chosen.embed
     if embed not in ("all", "frozen", "none"):
         raise PullbackError(f"embed is all, frozen or none, found {embed!r}")
-    opset = opset or chosen.opset
+    opset = opset or _opset(graph, chosen)
     _refuse(graph, chosen, opset)
     if profile == "native":
         from .native import raise_operators
@@ -71,6 +71,12 @@ def to_onnx(graph: Graph, *, profile: str = "explicit", target: str = "onnxrunti
     for name, constant in emitted.initializers.items():
         emitted.model.graph.initializer.append(tensor_proto(name, constant))
     return emitted.model
+
+
+def _opset(graph: Graph, target: Target) -> int:
+    """The target's, or the first that has what the graph needs where the target takes it."""
+    newer = target.name == "onnxruntime" and any(v.primitive.name == "bit_cast" for v in all_nodes(graph))
+    return max(target.opset, 26) if newer else target.opset
 
 
 def _refuse(graph: Graph, target: Target, opset: int) -> None:

@@ -65,6 +65,10 @@ class RuntimeDims:
         """Read a symbol from an axis of a tensor."""
         self._sources.setdefault(symbol, (tensor, axis, symbol))
 
+    def in_program(self, program: Program) -> bool:
+        """Whether sizes are computed in this program, and not in one around it."""
+        return program is self._program
+
     def vector(self, d: Dim) -> Tensor:
         """A dim as an int64 tensor of shape [1]."""
         d = simplest(d)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .contraction import CONTRACTION
 from .control import CONTROL
+from .dynamic import DYNAMIC
 from .elementwise import ELEMENTWISE
 from .emission import Rule
 from .structural import STRUCTURAL
@@ -11,7 +12,7 @@ from .windows import WINDOWS
 
 __all__ = ["ALLOWED", "EMIT"]
 
-EMIT: dict[str, Rule] = {**STRUCTURAL, **CONTRACTION, **WINDOWS, **ELEMENTWISE, **CONTROL}
+EMIT: dict[str, Rule] = {**STRUCTURAL, **CONTRACTION, **WINDOWS, **ELEMENTWISE, **CONTROL, **DYNAMIC}
 
 # The operators that the explicit profile is written in, and why each is there.
 ALLOWED: dict[str, str] = {
@@ -41,5 +42,6 @@ ALLOWED: dict[str, str] = {
     "Where": "select, and a bool as a number", "Cast": "cast",
     "ReduceSum": "reduce_sum", "ReduceMax": "reduce_max", "ReduceMin": "reduce_min", "ReduceProd": "reduce_prod",
     "ArgMax": "argmax", "CumSum": "cumsum", "TopK": "argsort",
+    "NonZero": "nonzero", "BitCast": "bit_cast, from opset 26 on",
     "Scan": "scan", "If": "cond", "Loop": "while",
 }  # fmt: skip

@@ -609,6 +609,17 @@ def bit_shift(x: Value, y: Value, *, direction: str) -> Value:
     return (p.shift_left if direction == "LEFT" else p.shift_right)(*together(x, y))
 
 
+@lowers("BitCast", gradient=Gradient.INDEX, reason="bits")
+def bit_cast(input: Value, *, to: int) -> Value:
+    """The bits of x as another dtype of the same width"""
+    dtype = dtype_of_onnx(to)
+    if input.dtype.bits != dtype.bits:
+        raise Unsupported(f"the bits of {input.dtype} are none of {dtype}: the widths differ")
+    if input.dtype.floating or dtype.floating:
+        return p.bit_cast(input, dtype=dtype)
+    return p.cast(input, dtype=dtype)  # of integers a cast keeps the bits
+
+
 @lowers("BitwiseAnd", gradient=Gradient.INDEX, reason=DISCRETE)
 def bitwise_and(a: Value, b: Value) -> Value:
     """Bits set in both"""
