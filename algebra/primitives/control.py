@@ -363,6 +363,7 @@ def _np_while(
 def _while_vjp(
     cts: tuple[Value | None, ...], y: Value, *operands: Value, wanted: tuple[int, ...], **params: Any
 ) -> tuple[Value | None, ...]:
+    """Refused: the steps to go back through are not known before the loop runs."""
     where = f" (node {y.origin.source})" if y.origin.source else ""
     raise PullbackError(
         f"no gradient through a loop whose number of iterations depends on data{where}: the steps to go back through are not known "
