@@ -46,6 +46,13 @@ class Case:
 
     def model(self) -> onnx.ModelProto:
         """One node; the inputs in `fixed` are initializers."""
+        model = self.model_unchecked()
+        for info, value in zip(model.graph.output, load(model).outputs.values(), strict=True):
+            info.type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(value.dtype.numpy)
+        return model
+
+    def model_unchecked(self) -> onnx.ModelProto:
+        """The model without the dtypes of its results."""
         inputs, weights, names = [], [], []
         for i, x in enumerate(self.inputs):
             names.append("" if x is None else f"x{i}")
@@ -60,10 +67,7 @@ class Case:
         named = [onnx.ValueInfoProto(name=f"y{i}") for i in self.wanted]
         graph = helper.make_graph([node], "one", inputs, named, weights)
         opsets = [helper.make_opsetid("", self.opset), helper.make_opsetid(MS, 1), helper.make_opsetid(ML, self.ml)]
-        model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
-        for info, value in zip(model.graph.output, load(model).outputs.values(), strict=True):
-            info.type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(value.dtype.numpy)
-        return model
+        return helper.make_model(graph, opset_imports=opsets, ir_version=9)
 
     def in_double(self) -> Case:
         """The same node on doubles."""
