@@ -306,9 +306,14 @@ def _softmax_parts(e: Value, a: Value, b: Value) -> tuple[Value, Value, Axes] | 
     if op(inner) != "reduce_sum" or inner.operands[0] is not e or inner.params["axes"] != axes:
         return None
     for u, w in (total.operands[0].operands, total.operands[0].operands[::-1]):
-        if u is ct and op(w) == "div" and w.operands[1] is s and op(w.operands[0]) == "div":
-            if w.operands[0].operands == (e, s):
-                return ct, s, axes
+        if (
+            u is ct
+            and op(w) == "div"
+            and w.operands[1] is s
+            and op(w.operands[0]) == "div"
+            and w.operands[0].operands == (e, s)
+        ):
+            return ct, s, axes
     return None
 
 

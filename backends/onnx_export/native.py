@@ -158,7 +158,7 @@ def _taps_as_channels(x: Value, ct: Value, sizes: Shape) -> Value:
     """The gradient `[O, C, K..]` of the weight from `x[N, C, S..]` and `ct[N, O, S'..]`, the steps between windows 1."""
     last, count = x.rank - 1, sizes[-1]
     width = ct.shape[-1]
-    slices = [_sliced(x, last, k, simplest(k + width)) for k in range(count)]  # type: ignore[arg-type]
+    slices = [_sliced(x, last, k, simplest(k + width)) for k in range(count)]
     slab = p.concat(*slices, axis=1)
     shifts = [ct]
     if len(sizes) == 2:
@@ -468,9 +468,10 @@ def _pool(window: Value, fill: float) -> _Pool | None:
     leading = list(range(x.rank - n))
     rows, channels = (leading[:1], leading[1:]) if len(leading) > 1 else ([], leading)
     image = _arranged(x, rows, channels, *([i] for i in spatial))
-    attributes = dict(
-        kernel_shape=params["sizes"], strides=params["strides"], dilations=params["dilations"], pads=tuple(pads)
-    )
+    attributes = {
+        key: params[of] for key, of in (("kernel_shape", "sizes"), ("strides", "strides"), ("dilations", "dilations"))
+    }
+    attributes["pads"] = tuple(pads)
     return _Pool(image, attributes, (*image.shape[:2], *window.shape[x.rank - n : x.rank]))
 
 
@@ -755,10 +756,81 @@ def _tame_alone(v: Value) -> bool:
         case "cast":
             return not v.dtype.floating or v.operands[0].dtype.bits <= v.dtype.bits or not v.operands[0].dtype.floating
         case "exp":
-            return is_raised(v.operands[0], "LogSoftmax")
+            return is_raised(v.operands[0], "LogSoftmax") or _not_positive(v.operands[0])
+        case "sqrt":
+            return _not_negative(v.operands[0])
         case "div":
-            return _counts(v.operands[1])
+            return _counts(v.operands[1]) or _positive(v.operands[1])
     return op(v) in _TAME or (isinstance(v.type, TensorType) and not v.dtype.floating)
+
+
+def _inside(v: Value) -> Value:
+    """The value that is repeated, or arranged otherwise."""
+    while op(v) in ("broadcast", "reshape", "transpose", "cast") and v.dtype.floating:
+        v = v.operands[0]
+    return v
+
+
+def _positive(v: Value, depth: int = 8) -> bool:
+    """Whether a value is at least some positive number, by its form: a variance plus epsilon, its root, multiples of those, the sum in a sigmoid."""
+    v, depth = _inside(v), depth - 1
+    match op(v):
+        case _ if depth == 0:
+            return False
+        case "sqrt":
+            return _positive(v.operands[0], depth)
+        case "mul":
+            return all(_positive(o, depth) for o in dict.fromkeys(v.operands))
+        case "add":
+            x, y = v.operands
+            if op(x) == op(y) == "exp":
+                return _halves(x.operands[0], y.operands[0]) or _halves(y.operands[0], x.operands[0])
+            return (_positive(x, depth) and _not_negative(y, depth)) or (
+                _not_negative(x, depth) and _positive(y, depth)
+            )
+        case "dim":
+            return True
+    found = splat(v)
+    return found is not None and bool(np.isfinite(found) and found > 0)
+
+
+def _halves(a: Value, b: Value) -> bool:
+    """Whether these are `min(x, 0)` and `-max(x, 0)`."""
+    return (
+        op(a) == "min" and op(b) == "neg" and op(b.operands[0]) == "max" and a.operands == b.operands[0].operands
+        and is_splat(a.operands[1], 0)
+    )  # fmt: skip
+
+
+def _not_negative(v: Value, depth: int = 8) -> bool:
+    """Whether a value is at least 0, by its form: a mean of squares, a running variance, a positive value."""
+    v, depth = _inside(v), depth - 1
+    match op(v):
+        case _ if depth == 0:
+            return False
+        case "mul":
+            return v.operands[0] is v.operands[1] or all(_not_negative(o, depth) for o in v.operands)
+        case "reduce_sum":
+            return _not_negative(v.operands[0], depth)
+        case "div":
+            return _counts(v.operands[1]) and all(_not_negative(o, depth) for o in v.operands)
+        case "input":
+            return v.params["role"] == "state"
+        case "max":
+            return any(is_splat(o, 0) for o in v.operands)
+        case "abs" | "exp":
+            return True
+    return is_raised(v, "Relu") or is_splat(v, 0) or _positive(v, depth)
+
+
+def _not_positive(v: Value) -> bool:
+    """Whether a value is at most 0, by its form."""
+    match op(v):
+        case "min":
+            return any(is_splat(o, 0) for o in v.operands)
+        case "neg":
+            return _not_negative(v.operands[0])
+    return False
 
 
 def _counts(v: Value) -> bool:
