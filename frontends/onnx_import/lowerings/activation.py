@@ -15,7 +15,7 @@ from ....algebra import primitives as p
 from ....algebra.dims import is_one, product
 from ....algebra.graph import Value
 from ....algebra.training.modes import Dropout, passing
-from ....algebra.types import bool_, f16, f32
+from ....algebra.types import bool_, f32
 from ..broadcasting import broadcast_to
 from ..context import Node, Unsupported, reading, require_equal
 from ..registry import Gradient, known, lowers
@@ -186,9 +186,9 @@ def gelu_exact(x: Value) -> Value:
 def gelu_tanh(x: Value) -> Value:
     """`x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x ** 3))) / 2`.
 
-    In float16 the cube overflows where tanh has long been 1, so it is taken of x within -16 and 16.
+    The cube would overflow where tanh has long been 1, so it is taken of x within -16 and 16.
     """
-    inner = c.clamp(x, p.number(-16, x), p.number(16, x)) if x.dtype is f16 else x
+    inner = c.clamp(x, p.number(-16, x), p.number(16, x))
     cubic = p.mul(inner, c.plus(c.scale(c.square(inner), 0.044715), 1))
     return p.mul(c.scale(x, 0.5), c.plus(p.tanh(c.scale(cubic, math.sqrt(2 / math.pi))), 1))
 

@@ -9,11 +9,13 @@ from ....algebra import primitives as p
 from ....algebra.dims import Dim, Shape, at_least, is_one, simplest
 from ....algebra.errors import InconclusiveDim
 from ....algebra.graph import Value
-from ....algebra.types import DType, bool_, f32, f64, i64
+from ....algebra.primitives.control import body_of
+from ....algebra.types import DType, TensorType, bool_, f32, f64, i64
 from ..broadcasting import broadcast_to
 from ..context import Node, Unsupported, require_divides, require_equal
 from ..registry import lowers
 from ..tensors import dtype_of_onnx
+from .convolution import padded, with_bias
 
 
 def split_heads(x: Value, heads: int | None, what: str) -> Value:
@@ -273,3 +275,129 @@ def rotary_embedding(x: Value, cos_cache: Value, sin_cache: Value, position_ids:
         bool(interleaved),
     )
     return p.reshape(y, shape=x.shape)
+
+
+# ---- recurrences -------------------------------------------------------------------------------------------------------------------------
+
+
+def by_step(x: Value, heads: int, what: str, size: Dim | None = None) -> Value:
+    """`[B, T, heads size]` as `[T, B, heads, size]`."""
+    if x.rank != 3:
+        raise Unsupported(f"{what} needs 3 axes, found {x.type!r}")
+    if size is None:
+        size = require_divides(x.shape[2], heads, f"the number of heads divides the last axis of {what}")
+    require_equal(x.shape[2], simplest(size * heads), f"the last axis of {what} holds its heads")
+    return p.transpose(p.reshape(x, shape=(*x.shape[:2], heads, size)), perm=(1, 0, 2, 3))
+
+
+def decay_by_step(decay: Value, heads: int, width: Dim) -> Value:
+    """The decay of each row of the state, `[T, B, heads, width]`; given for each row, or one for each head."""
+    last = decay.shape[2]
+    if isinstance(last, int) and last == heads:
+        each = p.transpose(decay, perm=(1, 0, 2))
+        return p.broadcast(each, shape=(*each.shape, width), axes=(0, 1, 2))
+    if not isinstance(last, int) and last != simplest(width * heads):
+        raise Unsupported(f"whether decay {decay.type!r} is one for each head depends on its last size; bind it with dims")
+    return by_step(decay, heads, "decay", width)
+
+
+def recurrence(
+    query: Value, key: Value, value: Value, decay: Value | None, beta: Value | None, state: Value
+) -> tuple[Value, Value]:
+    """Step by step `S' = e ** g S`, `S = S' + k (beta (v - S' k))` (or `S' + k v`) and `o = q S`; the last state and all o.
+
+    Everything but the state has its steps first; heads of the state serve groups of consecutive heads of the query.
+    """
+    xs = [v for v in (query, key, value, decay, beta) if v is not None]
+
+    def step(s: Value, *slices: Value) -> tuple[Value, Value]:
+        rest = list(slices)
+        q, k, v = rest.pop(0), rest.pop(0), rest.pop(0)
+        if decay is not None:
+            s = p.mul(s, p.broadcast(p.exp(rest.pop(0)), shape=s.shape, axes=(0, 1, 2)))
+        if beta is not None:
+            kept = p.dot(s, k, contract=((2,), (2,)), batch=((0, 1), (0, 1)))
+            v = p.mul(rest.pop(0), c.sub(v, kept))
+        s = p.add(
+            s, p.mul(p.broadcast(k, shape=s.shape, axes=(0, 1, 2)), p.broadcast(v, shape=s.shape, axes=(0, 1, 3)))
+        )
+        groups = require_divides(q.shape[1], s.shape[1], "the heads of keys divide those of queries")
+        parted = p.reshape(q, shape=(q.shape[0], s.shape[1], groups, q.shape[2]))
+        o = p.dot(parted, s, contract=((3,), (2,)), batch=((0, 1), (0, 1)))
+        return s, p.reshape(o, shape=(*q.shape[:2], v.shape[2]))
+
+    inputs = [("state", state), *((f"x{i}", v) for i, v in enumerate(xs))]
+    types = [(n, TensorType(v.dtype, v.shape if n == "state" else v.shape[1:])) for n, v in inputs]
+    body = body_of(step, types, outputs=("state", "output"))
+    last, outputs = p.scan([state], xs, [], body, length=query.shape[0])
+    return last, outputs
+
+
+@lowers("LinearAttention", since=27)
+def linear_attention(query: Value, key: Value, value: Value, past_state: Value | None = None, decay: Value | None = None,
+                     beta: Value | None = None, *, chunk_size: int = 64, kv_num_heads: int, q_num_heads: int, scale: float = 0.0,
+                     update_rule: str = "gated_delta") -> tuple[Value, Value]:  # fmt: skip
+    """o = scale q S, where S = e ** g S + k v, step by step; or + k (beta (v - e ** g S k)), by `update_rule`"""
+    rules = {"linear": (False, False), "gated": (True, False), "delta": (False, True), "gated_delta": (True, True)}
+    if update_rule not in rules:
+        raise Unsupported(f"update_rule={update_rule!r} is none of {', '.join(rules)}")
+    for name, given, wanted in zip(("decay", "beta"), (decay, beta), rules[update_rule], strict=True):
+        if (given is not None) != wanted:
+            raise Unsupported(f"update_rule={update_rule!r} {'needs' if wanted else 'has no'} {name}")
+    dtype, batch = query.dtype, query.shape[0]
+    wide = f64 if dtype is f64 else f32
+    for other in (key, value, decay, beta):
+        if other is not None:
+            require_equal(other.shape[0], batch, "all operands have the same batch")
+            require_equal(other.shape[1], query.shape[1], "all operands have as many steps")
+    q = by_step(p.cast(query, dtype=wide), q_num_heads, "query")
+    k = by_step(p.cast(key, dtype=wide), kv_num_heads, "key", q.shape[3])
+    v = by_step(p.cast(value, dtype=wide), kv_num_heads, "value")
+    if scale:
+        q = c.scale(q, scale)
+    else:
+        root = p.sqrt(p.cast(p.dim(q.shape[3]), dtype=wide))
+        q = p.div(q, p.broadcast(root, shape=q.shape, axes=()))
+    state_type = dtype if past_state is None else past_state.dtype
+    shape = (batch, kv_num_heads, k.shape[3], v.shape[3])
+    if past_state is not None:
+        for a, b in zip(past_state.shape, shape, strict=True):
+            require_equal(a, b, "the past state has one matrix for each head of each sample")
+    state = p.full(0, wide, shape) if past_state is None else p.cast(past_state, dtype=wide)
+    g = None if decay is None else decay_by_step(p.cast(decay, dtype=wide), kv_num_heads, k.shape[3])
+    rate = None
+    if beta is not None:
+        each = p.transpose(p.cast(beta, dtype=wide), perm=(1, 0, 2))
+        if is_one(each.shape[2]):
+            rate = p.broadcast(p.reshape(each, shape=each.shape[:2]), shape=v.shape, axes=(0, 1))
+        else:
+            require_equal(each.shape[2], kv_num_heads, "beta is one number, or one for each head")
+            rate = p.broadcast(each, shape=v.shape, axes=(0, 1, 2))
+    last, outputs = recurrence(q, k, v, g, rate, state)
+    y = c.flatten_axes(p.transpose(outputs, perm=(1, 0, 2, 3)), 2, 4)
+    return p.cast(y, dtype=dtype), p.cast(last, dtype=state_type)
+
+
+@lowers("CausalConvWithState", since=27)
+def causal_conv_with_state(input: Value, weight: Value, bias: Value | None = None, past_state: Value | None = None, *,
+                           activation: str = "none") -> tuple[Value, Value]:  # fmt: skip
+    """sum over k of w[c, k] x[n, c, t + k - (K - 1)] + b[c], with the past (or zeros) before; and the last K - 1 of x"""
+    if input.rank != 3 or weight.rank != 3 or activation not in ("none", "silu", "swish"):
+        raise Unsupported(f"input {input.type!r}, weight {weight.type!r}, activation={activation!r}")
+    kernel, length = weight.shape[2], input.shape[2]
+    before = simplest(kernel - 1)
+    require_equal(weight.shape[0], input.shape[1], "there is one kernel for each channel")
+    if past_state is None:
+        longer = padded(input, (before,), (0,))
+    else:
+        for axis, d in enumerate((*input.shape[:2], before)):
+            require_equal(past_state.shape[axis], d, "the past holds K - 1 places of each channel")
+        longer = p.concat(past_state, input, axis=2)
+    patches = p.window(longer, axes=(2,), sizes=(kernel,), strides=(1,), dilations=(1,))
+    taps = p.reshape(weight, shape=(weight.shape[0], kernel))
+    y = p.transpose(p.dot(patches, taps, contract=((3,), (1,)), batch=((1,), (0,))), perm=(1, 0, 2))
+    y = with_bias(y, bias)
+    if activation != "none":
+        y = p.mul(y, c.sigmoid(y))
+    present = p.slice(longer, start=(0, 0, length), limit=longer.shape)
+    return y, present
