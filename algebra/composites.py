@@ -15,7 +15,7 @@ from . import primitives as p
 from .dims import Dim, Shape, equal, is_one, product, simplest
 from .errors import TypeMismatch
 from .graph import Value
-from .types import DType, bool_, f32, f64, i64
+from .types import DType, bool_, f16, f32, f64, i64
 
 __all__ = [
     "along", "at_last", "ceil", "clamp", "expm1", "flatten_axes", "greater", "greater_equal", "is_inf", "log1p", "log_sigmoid", "log_softmax",
@@ -199,9 +199,16 @@ def size_of(shape: Sequence[Dim], dtype: DType) -> Value:
 
 
 def mean(x: Value, axes: Sequence[int]) -> Value:
-    """The mean over axes."""
+    """The mean over axes. Of float16, which holds no number above 65504, a larger count is divided by in float32."""
+    count = product(x.shape[a] for a in axes)
+    if x.dtype is f16 and isinstance(count, int) and count > 65504:
+        return p.cast(mean(p.cast(x, dtype=f32), axes), dtype=f16)
+    if x.dtype is f16 and len(axes) > 1 and not isinstance(count, int):
+        for a in sorted(axes, reverse=True):
+            x = mean(x, (a,))
+        return x
     total = p.reduce_sum(x, axes=tuple(axes))
-    return p.div(total, p.broadcast(size_of([x.shape[a] for a in axes], x.dtype), shape=total.shape, axes=()))
+    return p.div(total, p.broadcast(size_of([count], x.dtype), shape=total.shape, axes=()))
 
 
 def variance(x: Value, axes: Sequence[int]) -> tuple[Value, Value, Value]:

@@ -340,3 +340,12 @@ def test_values_and_first_and_second_derivatives_are_those_of_pytorch(name: str,
     (h,) = torch.autograd.grad(g, x, torch.from_numpy(v), allow_unused=True) if g.requires_grad else (None,)
     expected = np.zeros(5) if h is None else h.numpy(force=True)
     np.testing.assert_allclose(found["grad_x0_1"], expected, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("shape", [(300, 300), (N, M), (90000,)])
+def test_a_mean_of_more_half_floats_than_they_can_count(shape: tuple[Any, ...]) -> None:
+    graph = gradient(graph_of(lambda x: c.mean(x, range(x.rank)), tensor(f16, shape)))
+    x = np.full((300, 300) if len(shape) == 2 else (90000,), 0.125, np.float16)
+    found = evaluate(graph, {"x0": x})
+    assert found["y"] == 0.125
+    np.testing.assert_allclose(found["grad_x0"].astype(np.float64), 1 / 90000, rtol=0.01)
