@@ -63,6 +63,11 @@ def evaluate(
     """The outputs by name. Inputs that are not fed take their value from `graph.data`.
 
     `sizes` gives symbolic dims that no fed shape tells.
+
+    >>> from pullback.algebra.text import parse
+    >>> graph = parse("graph g(x: f64[N]) { y: f64[] = reduce_sum x axes=[0] return y=y }")
+    >>> print(evaluate(graph, {"x": [1, 2, 3]})["y"])
+    6.0
     """
     values = evaluate_all(graph, feeds, sizes=sizes)
     return {name: values[id(v)] for name, v in graph.outputs.items()}

@@ -106,8 +106,12 @@ def _label(graph: Graph) -> dict[Value, _Label]:
 def labels(graph: Graph) -> dict[Value, str]:
     """A readable name for every node, each unique.
 
-    A node that is an input, an output or one of `graph.tensors` has its name; any other is numbered inside what it serves: the label of its
-    first consumer.
+    A node that is an input, an output or one of `graph.tensors` has its name; any other is numbered inside what it
+    serves: the label of its first consumer.
+
+    >>> graph = parse("graph g(x: f32[2]) { a: f32[2] = sin x b.7: f32[2] = cos a b: f32[2] = exp b.7 return b=b }")
+    >>> list(labels(graph).values())
+    ['x', 'a', 'b.0', 'b']
     """
     return {node: label.plain for node, label in _label(graph).items()}
 

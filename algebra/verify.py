@@ -23,8 +23,14 @@ OUTPUT_ROLES = frozenset({"output", "loss", "gradient", "update", "state"})
 def verify(graph: Graph) -> Graph:
     """The graph itself, if nothing is wrong with it; else one `Refusal` that lists everything.
 
-    Operands precede their nodes, stored types are the inferred ones, names are unique, outputs and roles are those of the graph, initial values
-    fit, and every symbolic dim is one of the inputs' (or of the constraints').
+    Operands precede their nodes, stored types are the inferred ones, names are unique, outputs and roles are those of
+    the graph, initial values fit, and every symbolic dim is one of the inputs' (or of the constraints').
+
+    >>> from pullback.algebra.text import parse
+    >>> verify(parse("graph g(x: f32[N]) { y: i64[M] = iota return x=x, y=y }"))
+    Traceback (most recent call last):
+    pullback.algebra.errors.Refusal: graph 'g' is not well formed:
+      - y = iota: the dims M are not those of any input
     """
     found = list(faults(graph))
     if found:
