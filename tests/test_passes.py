@@ -40,6 +40,20 @@ def constant(name: str, value: str, shape: str = "N, 4") -> str:
 
 ROWS: list[tuple[str, str, str, str]] = [
     (
+        "sigmoid_cotangent", "x: f32[N], ct: f32[N]",
+        "z.0: f32[] = literal 0.0\nz: f32[N] = broadcast z.0 axes=[]\nh.0: f32[] = literal 0.5\nh: f32[N] = broadcast h.0 axes=[]\n"
+        "i: f32[N] = min x, z\na: f32[N] = exp i\nj: f32[N] = max x, z\nk: f32[N] = neg j\nb: f32[N] = exp k\ns: f32[N] = add a, b\n"
+        "y: f32[N] = div a, s\nu: f32[N] = div y, s\nt: f32[N] = mul ct, u\nq: f32[N] = div ct, s\nn: f32[N] = neg t\n"
+        "d: f32[N] = add q, n\nA: f32[N] = mul d, a\nB: f32[N] = mul t, b\n"
+        "e.0: bool[N] = equal x, z\ne.1: f32[N] = mul B, h\ne.2: f32[N] = select e.0, e.1, z\ne.3: bool[N] = less z, x\n"
+        "e: f32[N] = select e.3, B, e.2\n"
+        "f.0: bool[N] = equal z, x\nf.1: f32[N] = mul A, h\nf.2: f32[N] = select f.0, f.1, z\nf.3: bool[N] = less x, z\n"
+        "f: f32[N] = select f.3, A, f.2\no: f32[N] = add e, f",
+        "z.0: f32[] = literal 0.0\nz: f32[N] = broadcast z.0 axes=[]\ni: f32[N] = min x, z\na: f32[N] = exp i\nj: f32[N] = max x, z\n"
+        "k: f32[N] = neg j\nb: f32[N] = exp k\ns: f32[N] = add a, b\ny: f32[N] = div a, s\nm: f32[N] = mul ct, y\nw: f32[N] = div b, s\n"
+        "o: f32[N] = mul m, w",
+    ),
+    (
         "commuted", XY,
         "a: f32[N, 4] = mul x, y\nb: f32[N, 4] = mul y, x\no: f32[N, 4] = max a, b",
         "o: f32[N, 4] = mul x, y",
@@ -185,8 +199,15 @@ ROWS: list[tuple[str, str, str, str]] = [
 ]  # fmt: skip
 
 
-REASSOCIATING = {"dot_of_broadcast", "reduce_of_broadcast", "softmax_cotangent", "sum_of_dot", "sum_of_scaled"}
-"""Rules that add up in another order, or factor a sum: infinities of both signs may then meet, or no longer meet."""
+REASSOCIATING = {
+    "dot_of_broadcast",
+    "reduce_of_broadcast",
+    "sigmoid_cotangent",
+    "softmax_cotangent",
+    "sum_of_dot",
+    "sum_of_scaled",
+}
+"""Rules that add up in another order, or factor a sum: infinities of both signs may then meet, or no longer meet, and what is NaN shows."""
 
 
 def normal(g: Graph) -> str:
@@ -463,6 +484,19 @@ def test_the_gradient_of_a_convolution_is_two_dots_and_a_fold() -> None:
 def test_the_gradient_of_a_softmax_is_short() -> None:
     found = gradient_nodes(lambda x: c.softmax(x, [1]), {"x": tensor(f32, (N, 4))})
     assert found == ["add", "add", "div", "exp", "mul", "mul", "neg", "neg", "reduce_max", "reduce_sum", "reduce_sum"]
+
+
+def test_the_gradient_of_a_sigmoid_is_short_and_exact_in_its_tails() -> None:
+    with building():
+        x, ct = (p.input(name, tensor(f64, (N,))) for name in ("x", "ct"))
+        g = Graph((x, ct), {"grad_x": vjp([c.sigmoid(x)], [ct], [x])[0]})
+    short = default(g)
+    assert len(short.nodes) < 20
+    assert not {v.primitive.name for v in short.nodes} & {"less", "equal", "select"}
+    feeds_ = {"x": np.asarray([-700.0, -40.0, -1.0, 0.0, 2.0, 40.0, 700.0]), "ct": np.full(7, 3.0)}
+    before, after = evaluate(g, feeds_)["grad_x"], evaluate(short, feeds_)["grad_x"]
+    np.testing.assert_allclose(after, before, rtol=1e-12)
+    assert after[3] == 0.75
 
 
 def test_the_gradient_of_a_split_is_a_concat() -> None:

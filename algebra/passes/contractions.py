@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from .. import primitives as p
 from ..dims import Dim, is_one, is_zero, product
 from ..graph import Value, bind
-from .matching import counted, negated, op, splat
+from .matching import counted, is_splat, negated, op, splat
 from .rewriting import rules
 
 __all__ = ["CONTRACTION"]
@@ -317,6 +317,68 @@ def _softmax_parts(e: Value, a: Value, b: Value) -> tuple[Value, Value, Axes] | 
     return None
 
 
+def sigmoid_cotangent(v: Value) -> Value | None:
+    """what the rules of min, max and exp make of it -> ct * (a / (a + b)) * (b / (a + b)), with a = exp(min(x, 0)) and b = exp(-max(x, 0))
+
+    At 0 the shares of a tie meet again; where x is NaN the result is NaN, as PyTorch's.
+    """
+    for right, left in (v.operands, v.operands[::-1]):
+        above, below = _shared(right), _shared(left)
+        if above is None or below is None:
+            continue
+        (zero, x, b_part), (x_again, zero_again, a_part) = above, below
+        if x is not x_again or zero is not zero_again or not is_splat(zero, 0):
+            continue
+        if (found := _sigmoid_parts(x, a_part, b_part)) is not None:
+            ct, a, b, s = found
+            return p.mul(p.mul(ct, p.div(a, s)), p.div(b, s))
+    return None
+
+
+def _shared(v: Value) -> tuple[Value, Value, Value] | None:
+    """(u, w, t) of `select(u < w, t, select(u == w, t / 2, 0))`: what an extreme passes on to one operand, ties split."""
+    if op(v) != "select" or op(v.operands[0]) != "less" or op(v.operands[2]) != "select":
+        return None
+    (u, w), t, (tie, half, zero) = v.operands[0].operands, v.operands[1], v.operands[2].operands
+    if op(tie) != "equal" or {*map(id, tie.operands)} != {id(u), id(w)} or not is_splat(zero, 0):
+        return None
+    return (u, w, t) if op(half) == "mul" and half.operands[0] is t and is_splat(half.operands[1], 0.5) else None
+
+
+def _sigmoid_parts(x: Value, a_part: Value, b_part: Value) -> tuple[Value, Value, Value, Value] | None:
+    """(ct, a, b, a + b) of `(ct / s - ct * ((a / s) / s)) * a` and `(ct * ((a / s) / s)) * b`, s = a + b."""
+    if op(a_part) != "mul" or op(b_part) != "mul":
+        return None
+    difference, a = a_part.operands
+    share, b = b_part.operands
+    if op(difference) != "add" or op(share) != "mul" or op(a) != "exp" or op(b) != "exp":
+        return None
+    quotient, minus = difference.operands
+    if op(quotient) != "div" or negated(minus) is not share:
+        return None
+    ct, s = quotient.operands
+    if op(s) != "add" or {*map(id, s.operands)} != {id(a), id(b)} or share.operands[0] is not ct:
+        return None
+    twice = share.operands[1]
+    if (
+        op(twice) != "div"
+        or twice.operands[1] is not s
+        or op(twice.operands[0]) != "div"
+        or twice.operands[0].operands != (a, s)
+    ):
+        return None
+    low, high = a.operands[0], negated(b.operands[0])
+    if (
+        op(low) != "min"
+        or high is None
+        or op(high) != "max"
+        or low.operands != high.operands
+        or low.operands[0] is not x
+    ):
+        return None
+    return (ct, a, b, s) if is_splat(low.operands[1], 0) else None
+
+
 CONTRACTION = rules(
     (REDUCTIONS, reduce_nothing),
     (REDUCTIONS, reduce_units),
@@ -333,4 +395,5 @@ CONTRACTION = rules(
     ("dot", dot_of_broadcast),
     ("transpose", transpose_of_dot),
     ("mul", softmax_cotangent),
+    ("add", sigmoid_cotangent),
 )
