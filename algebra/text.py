@@ -113,7 +113,8 @@ def labels(graph: Graph) -> dict[Value, str]:
     >>> list(labels(graph).values())
     ['x', 'a', 'b.0', 'b']
     """
-    return {node: label.plain for node, label in _label(graph).items()}
+    found = _label(graph)
+    return {node: found[node].plain for node in graph.nodes}
 
 
 # ---- parameters that are left out ------------------------------------------------------------------------------------------------------
