@@ -34,11 +34,12 @@ class Selection:
 
 
 def match(names: Iterable[str], patterns: Sequence[str], *, option: str, elsewhere: Mapping[str, str] | None = None,
-          ) -> dict[str, str]:  # fmt: skip
+          usual: Collection[str] | None = None) -> dict[str, str]:  # fmt: skip
     """The names that the patterns match, each with the first pattern that does.
 
     A pattern is a name letter for letter, or a glob (`*`, `?`, `[ab]`); a name always matches itself, whatever it holds. A pattern that matches
-    nothing is refused, all such at once, with near names; `elsewhere` says of names that cannot be chosen why not.
+    nothing is refused, all such at once, with near names; `elsewhere` says of names that cannot be chosen why not. A glob that matches some of the
+    `usual` names means those alone.
     """
     names = list(names)
     known = set(names)
@@ -46,6 +47,8 @@ def match(names: Iterable[str], patterns: Sequence[str], *, option: str, elsewhe
     reasons = []
     for pattern in patterns:
         hits = [pattern] if pattern in known else [n for n in names if fnmatchcase(n, pattern)]
+        if usual is not None and pattern not in known:
+            hits = [n for n in hits if n in usual] or hits
         for name in hits:
             found.setdefault(name, pattern)
         if not hits:
@@ -83,8 +86,9 @@ def select(graph: Graph, loss: Value, *, train: Sequence[str] = (), freeze: Sequ
            statistics: Collection[str] = (), frozen_groups: Mapping[str, str] | None = None) -> Selection:  # fmt: skip
     """What is trained: the graph's parameters, or what the `train` patterns name; less what `freeze` names; less what does not reach the loss.
 
-    `train` may also name frozen floating inputs and state, except `statistics`, which the step itself updates. `frozen_groups` gives reasons
-    for parameters that a group freezes.
+    `train` may also name frozen floating inputs and state, except `statistics`, which the step itself updates; a glob means those only where it
+    matches no parameter, so that `*` leaves running statistics and quantisation scales alone. `frozen_groups` gives reasons for parameters
+    that a group freezes.
     """
     reasons = dict(graph.info.get("frozen", {}))
     inputs = {v.params["name"]: v for v in graph.by_role("parameter", "frozen", "state")}
@@ -94,7 +98,8 @@ def select(graph: Graph, loss: Value, *, train: Sequence[str] = (), freeze: Sequ
             reasons[n] = "running statistics, updated by the step" if v.dtype.floating else "not a floating tensor"
     chosen: list[str]
     if train:
-        chosen = list(match(candidates, train, option="train", elsewhere=reasons))
+        usual = {n for n, v in candidates.items() if v.params["role"] == "parameter"}
+        chosen = list(match(candidates, train, option="train", elsewhere=reasons, usual=usual))
     else:
         chosen = [n for n, v in candidates.items() if v.params["role"] == "parameter"]
     stopped = match(candidates, freeze, option="freeze", elsewhere=reasons) if freeze else {}
