@@ -20,7 +20,7 @@ from ....algebra.dims import Dim, at_least, dmax, dmin, simplest
 from ....algebra.errors import DimError, InconclusiveDim
 from ....algebra.graph import Graph, Value, building, inline, reachable
 from ....algebra.types import TensorType, bool_, i64
-from ..context import Node, Unsupported, reading, require_equal, require_same_shape
+from ..context import Node, Unify, Unsupported, reading, require_equal, require_same_shape
 from ..reader import Nested, Poisoned, Scope
 from ..registry import Argument, Tensors, known, lowers
 
@@ -72,12 +72,17 @@ def if_(condition: Value, *, then_branch: GraphProto, else_branch: GraphProto, n
     paths = _branch_paths(node, then_branch, else_branch)
     if taken is not None:
         return _in_place(node, then_branch, paths[0]) if taken else _in_place(node, else_branch, paths[1])
+    reasons = node.scope.reader.reasons
+    before = len(reasons)
     try:
         return _branches(_scalar(condition), (then_branch, else_branch), paths, node)
-    except _Differ as error:
+    except (_Differ, Poisoned, Unify) as error:  # a branch does not hold for all sizes: is it only taken for some?
         usual = _usual_sizes(condition)
-        if usual is None:
+        if usual is None and isinstance(error, _Differ):
             raise Unsupported(f"the branches of If {error}, and which one is taken depends on data") from None
+        if usual is None:
+            raise
+        del reasons[before:]
         return _in_place(node, then_branch, paths[0]) if usual else _in_place(node, else_branch, paths[1])
 
 
