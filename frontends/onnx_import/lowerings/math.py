@@ -587,7 +587,12 @@ def _to_power_of_two(x: Value, dtype: DType, saturate: int, round_mode: str) -> 
 @lowers("Cast")
 def cast(input: Value, *, to: int, saturate: int = 1, round_mode: str = "up") -> Value:
     """x as another dtype; between floats the gradient is cast back, elsewhere there is none"""
-    return cast_to(input, dtype_of_onnx(to), saturate, round_mode)
+    from .quantized import real_of  # what integers were rounded from has a gradient, where one is asked for
+
+    dtype = dtype_of_onnx(to)
+    if input.dtype.integral and dtype.floating and dtype.bits >= 16:
+        return real_of(input, dtype)
+    return cast_to(input, dtype, saturate, round_mode)
 
 
 @lowers("CastLike")
