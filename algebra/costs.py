@@ -13,7 +13,7 @@ __all__ = ["Cost", "bytes_of", "cost", "flops_of"]
 
 FREE = {
     "input", "literal", "dim", "iota", "broadcast", "reshape", "transpose", "slice", "reverse", "pad", "concat", "window", "gather", "item",
-    "cast", "stop_gradient", "select", "argmax", "argsort", "scan", "cond", "while",
+    "cast", "stop_gradient", "select", "argmax", "argsort", "bit_cast", "nonzero", "scan", "cond", "while",
 }  # fmt: skip
 """Primitives that move elements, or compare them, without floating operations (control flow is counted by its bodies)."""
 

@@ -289,30 +289,91 @@ def test_sequences_are_reversed_up_to_their_length(batch: int, time: int) -> Non
     check("ReverseSequence", inputs, batch_axis=batch, time_axis=time, orders=1)
 
 
+@KNOWN
 @pytest.mark.parametrize("axis", [None, 0, 1, -1])
-def test_compression_by_a_known_condition_is_differentiable(axis: int | None) -> None:
+def test_compression_is_differentiable(known: bool, axis: int | None) -> None:
     x, condition = numbers(3, 4), np.array([True, False, True])
-    inputs, options = {"x": x, "c": condition}, {"fixed": ("c",), **({} if axis is None else {"axis": axis})}
+    inputs, options = (
+        {"x": x, "c": condition},
+        {"fixed": ("c",) if known else (), **({} if axis is None else {"axis": axis})},
+    )
     np.testing.assert_array_equal(run("Compress", inputs, **options), np.compress(condition, x, axis))
-    check("Compress", inputs, orders=1, **options)
+    graph = load(model_of("Compress", inputs, **options))
+    feeds = {k: v for k, v in inputs.items() if k not in options["fixed"]}
+    kept = np.zeros((3, 4))
+    index = np.flatnonzero(condition)
+    kept.reshape(-1)[index] = 1 if axis is None else 0
+    if axis is not None:
+        kept[(index,) if axis == 0 else (slice(None), index)] = 1
+    assert gradients(graph, feeds, ["x"])["x"].tolist() == kept.tolist()
 
 
+@KNOWN
+@pytest.mark.parametrize("dtype", [np.int64, np.float32, np.bool_, np.int8])
 @pytest.mark.parametrize("sorted_", [0, 1])
 @pytest.mark.parametrize("axis", [None, 0, 1])
-def test_distinct_elements_of_a_known_tensor(sorted_: int, axis: int | None) -> None:
-    x = np.array([[2, 1, 2], [2, 1, 2], [0, 1, 0]], np.int64)
+def test_distinct_elements_agree_with_numpy(known: bool, dtype: type, sorted_: int, axis: int | None) -> None:
+    x = np.array([[2, 1, 2], [2, 1, 2], [0, 1, 0], [2, 1, 1]]).astype(dtype)
     options = {} if axis is None else {"axis": axis}
-    values, first, inverse, counts = run("Unique", {"x": x}, fixed=("x",), outputs=4, sorted=sorted_, **options)
+    values, first, inverse, counts = run(
+        "Unique", {"x": x}, fixed=("x",) if known else (), outputs=4, sorted=sorted_, **options
+    )
+    expected = np.unique(x, return_index=True, return_inverse=True, return_counts=True, axis=axis)
     lines = x.reshape(-1) if axis is None else x
+    if sorted_:
+        np.testing.assert_array_equal(values, expected[0])
+        np.testing.assert_array_equal(first, expected[1])
+        np.testing.assert_array_equal(counts, expected[3])
+    else:
+        assert first.tolist() == sorted(expected[1].tolist())
+        assert counts.sum() == lines.shape[axis or 0]
     np.testing.assert_array_equal(np.take(values, inverse, axis or 0), lines)
     np.testing.assert_array_equal(np.take(lines, first, axis or 0), values)
-    assert counts.sum() == inverse.size
-    assert first.tolist() == sorted(first.tolist()) or sorted_
 
 
-def test_places_of_what_is_not_zero_in_a_known_tensor() -> None:
-    x = np.array([[1, 0], [0, 2]], np.int64)
-    assert run("NonZero", {"x": x}, fixed=("x",)).tolist() == [[0, 1], [0, 1]]
+@KNOWN
+@pytest.mark.parametrize("shape", [(), (5,), (2, 3), (2, 3, 4), (0, 3)])
+@pytest.mark.parametrize("dtype", [np.float32, np.int64, np.bool_])
+def test_places_of_what_is_not_zero_agree_with_numpy(known: bool, shape: tuple[int, ...], dtype: type) -> None:
+    x = RNG.integers(0, 2, shape).astype(dtype)
+    found = run("NonZero", {"x": np.asarray(x)}, fixed=("x",) if known else ())
+    np.testing.assert_array_equal(found, np.stack(np.nonzero(np.atleast_1d(x))))
+
+
+def test_a_size_that_depends_on_data_is_a_symbol_of_its_own() -> None:
+    graph = load(
+        text_model(
+            """g (float[N, 4] x) => (float y, int64[K, 1] t) <int64 zero = {0}, int64[1] ax = {1}, float nought = {0.0}> {
+            s = ReduceSum<keepdims = 0>(x, ax)  m = Greater(s, nought)  i = NonZero(m)  t = Transpose(i)
+            j = Gather(i, zero)  z = Gather(x, j)  y = Mul(z, z) }""",
+            17,
+        )
+    )
+    assert show_shape(graph.outputs["y"].shape) == "[i_size, 4]"
+    for rows in ([1, -1, 2], [-1, -1, -1], [1, 1, 1]):
+        x = np.array(rows, np.float32)[:, None] * np.ones((1, 4), np.float32)
+        found = evaluate(graph, {"x": x})
+        np.testing.assert_array_equal(found["y"], x[x[:, 0] > 0] ** 2)
+        np.testing.assert_array_equal(gradients(graph, {"x": x})["x"], np.where(x > 0, 2 * x, 0))
+
+
+def test_a_size_that_depends_on_data_is_read_on_the_runtime() -> None:
+    onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    from pullback.backends.onnx_export.emit import to_onnx
+
+    x = np.array([[1, 2], [0, 0], [3, 4]], np.float32)
+    text = "g (float[N, 2] x, bool[N] m) => (float y) { z = Compress<axis = 0>(x, m)  y = Add(z, z) }"
+    session = onnxruntime.InferenceSession(to_onnx(load(text_model(text))).SerializeToString())
+    for mask in ([True, False, True], [False] * 3, [True] * 3):
+        np.testing.assert_array_equal(session.run(None, {"x": x, "m": np.array(mask)})[0], 2 * x[mask])
+
+
+def test_boxes_that_overlap_a_better_one_are_left_out() -> None:
+    boxes = np.array([[[0, 0, 1, 1], [0, 0.1, 1, 1.1], [0, 5, 1, 6], [0, 5, 1, 6.1]]], np.float32)
+    scores = np.array([[[0.8, 0.9, 0.7, 0.2]]], np.float32)
+    inputs = {"b": boxes, "s": scores, "m": np.array(3), "i": np.float32(0.5), "t": np.float32(0.3)}
+    assert run("NonMaxSuppression", inputs).tolist() == [[0, 0, 1], [0, 0, 2]]
+    assert run("NonMaxSuppression", {"b": boxes, "s": scores}).shape == (0, 3)  # at most 0 unless told otherwise
 
 
 # ---- sequences -----------------------------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from ....algebra.dims import Dim, equal, product, simplest
 from ....algebra.errors import DimError, InconclusiveDim
 from ....algebra.graph import Value
 from ....algebra.types import bool_, f32, i32, i64
-from ..context import Node, Unsupported, require_equal, require_same_shape
+from ..context import Node, Unsupported, reading, require_equal, require_same_shape
 from ..registry import Gradient, Static, known, lowers
 from .math import axis_of
 from .shape import dims_of, joined
@@ -327,42 +327,86 @@ def reverse_sequence(input: Value, sequence_lens: Value, *, batch_axis: int = 1,
     return at_places(input, p.select(p.less(time, length), mirrored, time), t)
 
 
-DATA_DEPENDENT = "the number of elements depends on data: the operand must be known when the model is read"
+def places_of(mask: Value, hint: str) -> Value:
+    """The places where a vector of bools holds. Where it is data, their number is a new symbol, called like `hint`."""
+    array = plain_known(mask)
+    if array is not None:
+        return _literal(np.flatnonzero(array))
+    return p.nonzero(mask, size=reading().fresh_dim(hint))
 
 
-def _known_or_refused(x: Value, what: str) -> np.ndarray:
-    array = plain_known(x)
-    if array is None:
-        raise Unsupported(f"{DATA_DEPENDENT} ({what})")
-    return array
+def _flat(x: Value) -> Value:
+    return p.reshape(x, shape=(product(x.shape),))
+
+
+def unravelled(places: Value, shape: Sequence[Dim]) -> list[Value]:
+    """Row-major places in a shape as one vector of places for each axis."""
+    found = []
+    for a, d in enumerate(shape):
+        step = product(shape[a + 1 :])
+        at = places if step == 1 else p.div(places, p.broadcast(p.dim(step), shape=places.shape, axes=()))
+        found.append(at if a == 0 else p.rem(at, p.broadcast(p.dim(d), shape=places.shape, axes=())))
+    return found
 
 
 @lowers("Compress")
-def compress(input: Value, condition: Value, *, axis: int | None = None) -> Value:
-    """The elements along an axis where a known condition holds"""
-    chosen = np.flatnonzero(_known_or_refused(condition, "condition"))
-    x = p.reshape(input, shape=(product(input.shape),)) if axis is None else input
-    return p.gather(x, _literal(chosen), axis=0 if axis is None else axis_of(axis, x.rank))
+def compress(input: Value, condition: Value, *, axis: int | None = None, node: Node) -> Value:
+    """The elements along an axis where a condition holds; of a condition that is data their number is a new symbol"""
+    x = _flat(input) if axis is None else input
+    a = 0 if axis is None else axis_of(axis, x.rank)
+    return p.gather(x, places_of(condition, f"{node.outputs[0]}_size"), axis=a)
 
 
 @lowers("NonZero", gradient=Gradient.INDEX, reason="places")
-def nonzero(x: Value) -> Value:
-    """The places of the elements of a known tensor that are not 0, one column each"""
-    return p.literal(np.stack(np.nonzero(np.atleast_1d(_known_or_refused(x, "x")))).astype(np.int64))
+def nonzero(x: Value, *, node: Node) -> Value:
+    """The places of the elements that are not 0, one column each; of data their number is a new symbol"""
+    flat = _flat(x)
+    mask = flat if x.dtype is bool_ else c.not_equal(flat, p.number(0, flat))
+    places = places_of(mask, f"{node.outputs[0]}_size")
+    columns = unravelled(places, x.shape or (1,))
+    return p.concat(*(c.unsqueeze(at, (0,)) for at in columns), axis=0)
+
+
+LARGEST_ROW = 64
 
 
 @lowers("Unique")
 def unique(x: Value, *, axis: int | None = None, sorted: int = 1, node: Node) -> tuple[Value, Value, Value, Value]:
-    """The distinct elements of a known tensor, where they first stand, which one each is, and how many there are of each"""
-    array = _known_or_refused(x, "x")
-    along = None if axis is None else axis_of(axis, x.rank)
-    _, first, inverse, counts = np.unique(array, return_index=True, return_inverse=True, return_counts=True, axis=along)
-    inverse = inverse.reshape(-1)
+    """The distinct elements, where they first stand, which one each is, how many there are of each; their number is a new symbol"""
+    source = _flat(x) if axis is None else x
+    a = 0 if axis is None else axis_of(axis, x.rank)
+    count = source.shape[a]
+    rest = product(d for i, d in enumerate(source.shape) if i != a)
+    if not isinstance(rest, int) or rest > LARGEST_ROW:
+        raise Unsupported(f"slices of {rest} elements are compared, at most {LARGEST_ROW} can be")
+    perm = (a, *(i for i in range(source.rank) if i != a))
+    rows = p.reshape(p.transpose(source, perm=perm), shape=(count, rest))
+    rows = c.as_number(rows, i32) if rows.dtype is bool_ else rows
+    order = p.iota(count)
+    for j in reversed(range(rest)):  # stable sorts by one column after the other, the first one last
+        column = p.reshape(p.slice(rows, start=(0, j), limit=(count, j + 1)), shape=(count,))
+        order = p.gather(order, p.argsort(p.gather(column, order, axis=0), axis=0), axis=0)
+    in_order = p.gather(rows, order, axis=0)
+    starts = places_of(_differs_from_the_one_before(in_order), f"{node.outputs[0]}_size")
+    first = p.gather(order, starts, axis=0)
+    size = starts.shape[0]
+    marks = p.scatter_add(p.full(1, i64, starts.shape), starts, axis=0, size=count)
+    group = c.plus(p.cumsum(marks, axis=0), -1)
+    inverse = p.scatter_add(group, order, axis=0, size=count)
+    counts = p.scatter_add(p.full(1, i64, (count,)), group, axis=0, size=size)
     if not sorted:
-        order = np.argsort(first)
-        place = np.empty_like(order)
-        place[order] = np.arange(order.size)
-        first, inverse, counts = first[order], place[inverse], counts[order]
-    source = p.reshape(x, shape=(product(x.shape),)) if along is None else x
-    values = p.gather(source, _literal(first), axis=0 if along is None else along)
-    return values, _literal(first), _literal(inverse), _literal(counts)
+        by_place = p.argsort(first, axis=0)
+        rank = p.scatter_add(p.iota(size), by_place, axis=0, size=size)
+        first, counts = p.gather(first, by_place, axis=0), p.gather(counts, by_place, axis=0)
+        inverse = p.gather(rank, inverse, axis=0)
+    return p.gather(source, first, axis=a), first, inverse, counts
+
+
+def _differs_from_the_one_before(rows: Value) -> Value:
+    """Whether a row is unlike the one before it; the first one is."""
+    count, width = rows.shape
+    before = p.slice(p.pad(rows, low=(1, 0), high=(0, 0)), start=(0, 0), limit=(count, width))
+    unlike = c.as_number(c.not_equal(rows, before), i32)
+    some = p.reduce_max(unlike, axes=(1,)) if width != 0 else p.full(0, i32, (count,))
+    place = p.iota(count)
+    return p.logical_or(c.greater(some, p.number(0, some)), p.equal(place, p.number(0, place)))
