@@ -75,7 +75,21 @@ def _torch_of(op: str) -> Callable[[Any], Any]:
 
 @pytest.mark.parametrize(
     "op",
-    ["Relu", "LeakyRelu", "ThresholdedRelu", "Elu", "Celu", "Selu", "Sigmoid", "HardSwish", "Softplus", "Softsign", "Gelu", "Mish", "Swish"],
+    [
+        "Relu",
+        "LeakyRelu",
+        "ThresholdedRelu",
+        "Elu",
+        "Celu",
+        "Selu",
+        "Sigmoid",
+        "HardSwish",
+        "Softplus",
+        "Softsign",
+        "Gelu",
+        "Mish",
+        "Swish",
+    ],
 )
 def test_activations_are_those_of_pytorch_at_kinks_too(op: str) -> None:
     torch = pytest.importorskip("torch", reason=TORCH)
@@ -204,7 +218,9 @@ def test_batch_normalization_in_training_uses_the_batch_and_moves_its_statistics
     y, mean, var = run("BatchNormalization", inputs, opset=15, outputs=3, training_mode=1, momentum=0.8)
     x = inputs["x"]
     batch_mean, batch_var = x.mean((0, 2)), x.var((0, 2))
-    expected = (x - batch_mean[:, None]) / np.sqrt(batch_var[:, None] + 1e-5) * inputs["scale"][:, None] + inputs["b"][:, None]
+    expected = (x - batch_mean[:, None]) / np.sqrt(batch_var[:, None] + 1e-5) * inputs["scale"][:, None] + inputs["b"][
+        :, None
+    ]
     np.testing.assert_allclose(y, expected, rtol=1e-6)
     np.testing.assert_allclose(mean, 0.8 * inputs["mean"] + 0.2 * batch_mean, rtol=1e-6)
     np.testing.assert_allclose(var, 0.8 * inputs["var"] + 0.2 * batch_var, rtol=1e-6)
@@ -218,7 +234,14 @@ def test_batch_normalization_in_inference_leaves_a_record_and_its_statistics_alo
     roles = {v.params["name"]: v.params["role"] for v in graph.inputs}
     assert roles == {"x": "input", "scale": "parameter", "b": "parameter", "mean": "state", "var": "state"}
     (record,) = graph.info["batch_norms"]
-    assert (record.x, record.scale, record.bias, record.mean, record.var, record.y) == ("x", "scale", "b", "mean", "var", "y")
+    assert (record.x, record.scale, record.bias, record.mean, record.var, record.y) == (
+        "x",
+        "scale",
+        "b",
+        "mean",
+        "var",
+        "y",
+    )
     inverse = 1 / np.sqrt(inputs["var"] + np.float32(1e-5))
     found = gradients(graph, {"x": inputs["x"]}, wrt=["x", "scale", "b", "mean"])
     centred = inputs["x"] - inputs["mean"][:, None, None]
@@ -229,14 +252,22 @@ def test_batch_normalization_in_inference_leaves_a_record_and_its_statistics_alo
 
 
 def test_batch_normalization_without_spatial_statistics_has_one_for_each_element() -> None:
-    inputs = {"x": normal(2, 3, 4), "scale": normal(3, 4), "b": normal(3, 4), "mean": normal(3, 4), "var": between(0.5, 2, 3, 4)}
+    inputs = {
+        "x": normal(2, 3, 4),
+        "scale": normal(3, 4),
+        "b": normal(3, 4),
+        "mean": normal(3, 4),
+        "var": between(0.5, 2, 3, 4),
+    }
     check("BatchNormalization", inputs, opset=7, spatial=0, tolerance=1e-6)
 
 
 @pytest.mark.parametrize(("axis", "scale"), [(-1, (4,)), (1, (3, 4)), (0, (2, 3, 4)), (2, (1,))])
 @pytest.mark.parametrize("outputs", [1, 3])
 @pytest.mark.parametrize("bias", [True, False])
-def test_layer_normalization_agrees_with_differences(axis: int, scale: tuple[int, ...], outputs: int, bias: bool) -> None:
+def test_layer_normalization_agrees_with_differences(
+    axis: int, scale: tuple[int, ...], outputs: int, bias: bool
+) -> None:
     inputs = {"x": normal(2, 3, 4), "scale": normal(*scale), "b": normal(*scale) if bias else None}
     check("LayerNormalization", inputs, opset=17, axis=axis, outputs=outputs, tolerance=1e-5)
 
@@ -277,7 +308,9 @@ def test_statistics_of_half_floats_are_computed_in_single(op: str) -> None:
     ],
     ids=lambda v: v if isinstance(v, str) else "",
 )
-def test_other_normalizations_agree_with_differences(op: str, inputs: dict[str, np.ndarray], attributes: dict[str, Any]) -> None:
+def test_other_normalizations_agree_with_differences(
+    op: str, inputs: dict[str, np.ndarray], attributes: dict[str, Any]
+) -> None:
     check(op, inputs, tolerance=1e-5, **attributes)
 
 
@@ -289,10 +322,15 @@ def test_group_normalization_scales_groups_before_21_and_channels_since(opset: i
     standard = (x - x.mean((2, 3, 4), keepdims=True)) / np.sqrt(x.var((2, 3, 4), keepdims=True) + 1e-5)
     shape = (1, 2, 1, 1, 1) if opset == 18 else (1, 2, 2, 1, 1)
     expected = standard * inputs["scale"].reshape(shape) + inputs["bias"].reshape(shape)
-    np.testing.assert_allclose(run("GroupNormalization", inputs, opset=opset, num_groups=2), expected.reshape(2, 4, 3, 2), rtol=1e-6)
+    np.testing.assert_allclose(
+        run("GroupNormalization", inputs, opset=opset, num_groups=2), expected.reshape(2, 4, 3, 2), rtol=1e-6
+    )
 
 
-@pytest.mark.parametrize(("op", "attributes"), [("LpNormalization", {"p": 2}), ("LpNormalization", {"p": 1}), ("MeanVarianceNormalization", {"axes": [0, 1]})])
+@pytest.mark.parametrize(
+    ("op", "attributes"),
+    [("LpNormalization", {"p": 2}), ("LpNormalization", {"p": 1}), ("MeanVarianceNormalization", {"axes": [0, 1]})],
+)
 def test_normalizations_of_zeros_have_a_finite_gradient(op: str, attributes: dict[str, Any]) -> None:
     x = np.zeros((2, 3))
     graph = load(model_of(op, {"x": x}, **attributes))
@@ -308,7 +346,9 @@ def test_normalizations_of_zeros_have_a_finite_gradient(op: str, attributes: dic
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("ignore", [None, 1, -7])
 @pytest.mark.parametrize("extra", [(), (3,), (2, 2)])
-def test_losses_agree_with_pytorch(op: str, reduction: str, weighted: bool, ignore: int | None, extra: tuple[int, ...]) -> None:
+def test_losses_agree_with_pytorch(
+    op: str, reduction: str, weighted: bool, ignore: int | None, extra: tuple[int, ...]
+) -> None:
     torch = pytest.importorskip("torch", reason=TORCH)
     x, labels = normal(4, 3, *extra), RNG.integers(0, 3, (4, *extra))
     labels.reshape(-1)[0] = 0
@@ -316,10 +356,14 @@ def test_losses_agree_with_pytorch(op: str, reduction: str, weighted: bool, igno
         labels.reshape(-1)[1] = ignore
     weight = between(0.5, 2, 3) if weighted else None
     options: dict[str, Any] = {} if ignore is None else {"ignore_index": ignore}
-    graph = load(model_of(op, {"x": x, "labels": labels, "weight": weight}, fixed=["weight"], reduction=reduction, **options))
+    graph = load(
+        model_of(op, {"x": x, "labels": labels, "weight": weight}, fixed=["weight"], reduction=reduction, **options)
+    )
     t = torch.tensor(x, requires_grad=True)
     function = torch.nn.functional.cross_entropy if op.startswith("Softmax") else torch.nn.functional.nll_loss
-    expected = function(t, torch.tensor(labels), weight=None if weight is None else torch.tensor(weight), reduction=reduction, **options)
+    expected = function(
+        t, torch.tensor(labels), weight=None if weight is None else torch.tensor(weight), reduction=reduction, **options
+    )
     expected.sum().backward()
     feeds = {"x": x, "labels": labels}
     np.testing.assert_allclose(evaluate(graph, feeds)["y"], expected.detach().numpy(), rtol=1e-9)
@@ -335,7 +379,9 @@ def test_losses_agree_with_differences_for_weights_and_log_probabilities() -> No
 # ---- attention ---------------------------------------------------------------------------------------------------------------------------
 
 
-def heads(b: int = 2, hq: int = 2, hk: int = 2, s: int = 3, t: int = 4, d: int = 2, v: int = 3) -> dict[str, np.ndarray | None]:
+def heads(
+    b: int = 2, hq: int = 2, hk: int = 2, s: int = 3, t: int = 4, d: int = 2, v: int = 3
+) -> dict[str, np.ndarray | None]:
     return {"q": normal(b, hq, s, d), "k": normal(b, hk, t, d), "v": normal(b, hk, t, v)}
 
 
@@ -348,21 +394,35 @@ ATTENTION: dict[str, tuple[dict[str, np.ndarray | None], dict[str, Any]]] = {
     "float mask": ({**heads(), "mask": normal(3, 4)}, {}),
     "boolean mask": ({**heads(), "mask": MASK}, {"is_causal": 1}),
     "mask of each head": ({**heads(), "mask": normal(2, 2, 3, 4)}, {}),
-    "past": ({**heads(t=2), "mask": None, "past_key": normal(2, 2, 2, 2), "past_value": normal(2, 2, 2, 3)}, {"is_causal": 1}),
+    "past": (
+        {**heads(t=2), "mask": None, "past_key": normal(2, 2, 2, 2), "past_value": normal(2, 2, 2, 3)},
+        {"is_causal": 1},
+    ),
     "lengths": ({**heads(), "mask": None, "pk": None, "pv": None, "nonpad": np.array([2, 4])}, {}),
     "window": (heads(), {"left_window_size": 1, "right_window_size": 1}),
 }
 
 
 BLOCKING = ("causal", "boolean mask", "past", "lengths", "window")
-MODES = [(n, m) for n in ATTENTION for m in range(4) if m != 2 or n not in BLOCKING]  # blocked scores are infinite: no differences
+MODES = [
+    (n, m) for n in ATTENTION for m in range(4) if m != 2 or n not in BLOCKING
+]  # blocked scores are infinite: no differences
 
 
 @pytest.mark.parametrize(("name", "mode"), MODES)
 def test_attention_agrees_with_differences(name: str, mode: int) -> None:
     inputs, attributes = ATTENTION[name]
     outputs = 4 if "past_key" in inputs or mode else 1
-    check("Attention", inputs, opset=25, outputs=outputs, qk_matmul_output_mode=mode, orders=1, tolerance=1e-5, **attributes)
+    check(
+        "Attention",
+        inputs,
+        opset=25,
+        outputs=outputs,
+        qk_matmul_output_mode=mode,
+        orders=1,
+        tolerance=1e-5,
+        **attributes,
+    )
 
 
 def test_attention_agrees_with_differences_at_second_order() -> None:
@@ -371,7 +431,16 @@ def test_attention_agrees_with_differences_at_second_order() -> None:
 
 def test_attention_on_three_axes_splits_its_heads() -> None:
     inputs = {"q": normal(2, 3, 8), "k": normal(2, 4, 4), "v": normal(2, 4, 6)}
-    check("Attention", inputs, opset=23, q_num_heads=4, kv_num_heads=2, orders=1, tolerance=1e-5, keep=[("q", 2), ("k", 2), ("v", 2)])
+    check(
+        "Attention",
+        inputs,
+        opset=23,
+        q_num_heads=4,
+        kv_num_heads=2,
+        orders=1,
+        tolerance=1e-5,
+        keep=[("q", 2), ("k", 2), ("v", 2)],
+    )
 
 
 def test_attention_of_a_row_that_sees_nothing_is_zero_with_a_finite_gradient() -> None:

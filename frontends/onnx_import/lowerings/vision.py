@@ -12,7 +12,7 @@ from ....algebra.dims import Dim, Shape, product, simplest
 from ....algebra.graph import Value
 from ....algebra.types import i64
 from ..context import Unsupported, require_equal
-from ..registry import known, lowers
+from ..registry import lowers
 from .convolution import Ints, by_group, kernel_of, spatial_rank, weighted_patches, windows, with_bias
 from .resize import Line, flat_place, point_line, sampled, size_as, triangle, within
 
@@ -38,11 +38,8 @@ def sample_places(start: Value, extent: Value, bins: int, size: Dim, ratio: int)
     """
     regions = start.shape[0]
     width = c.scale(extent, 1 / bins)
-    fixed: int | None = ratio or None
     number = p.number(ratio, width) if ratio else c.ceil(p.stop_gradient(width))
-    if not ratio and (found := known(number)) is not None and found.dtype != object:
-        fixed = max(int(found.max(initial=0)), 1)
-    samples: Dim = fixed if fixed is not None else simplest(2 * size + 4)
+    samples: Dim = ratio or simplest(2 * size + 4)
     shape = (regions, bins, samples)
 
     def spread(v: Value) -> Value:
@@ -51,7 +48,7 @@ def sample_places(start: Value, extent: Value, bins: int, size: Dim, ratio: int)
     first = p.add(spread(start), p.mul(counted(bins, shape, 1, start), spread(width)))
     step = spread(p.div(width, p.select(p.less(p.number(0, number), number), number, p.number(1, number))))
     index = counted(samples, shape, 2, start)
-    if fixed is None:
+    if not ratio:
         positive = p.less(p.number(0, step), step)
         ahead = p.div(c.sub(p.number(-1, first), first), p.select(positive, step, p.number(1, step)))
         skipped = p.stop_gradient(c.relu(p.floor(c.plus(ahead, -0.5))))
@@ -82,9 +79,11 @@ def averaging(start: Value, extent: Value, bins: int, size: Dim, ratio: int) -> 
 
 def neighbours(start: Value, extent: Value, bins: int, size: Dim, ratio: int) -> tuple[tuple[Value, Value], ...]:
     """The two elements around each sample and their weights, `[R, bins samples]` each."""
+    if not ratio:
+        raise Unsupported(
+            "mode='max' with sampling_ratio=0: how many points are compared depends on data; give a ratio"
+        )
     at, _, _ = sample_places(start, extent, bins, size, ratio)
-    if not isinstance(at.shape[2], int) or not (ratio or known(at) is not None):
-        raise Unsupported("mode='max' needs a sampling_ratio, or regions that are known when the model is read")
     flat = p.reshape(at, shape=(at.shape[0], product(at.shape[1:])))
     seen, place = inside(flat, size), on_axis(flat, size)
     last = c.plus(size_as(size, flat.shape, flat.dtype), -1)
