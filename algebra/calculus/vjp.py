@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from .. import primitives as p
 from ..errors import TypeMismatch
 from ..graph import Value, at, reachable
 from ..types import TensorType, TupleType
 
-__all__ = ["active_nodes", "vjp"]
+__all__ = ["Primal", "active_nodes", "vjp"]
 
 
 def active_nodes(nodes: Sequence[Value], wrt: Sequence[Value]) -> set[int]:
@@ -57,11 +57,16 @@ def _fitted(ct: Value, type_: TensorType, node: Value) -> Value:
     return p.reshape(ct, shape=type_.shape)
 
 
-def vjp(outputs: Sequence[Value], cotangents: Sequence[Value], wrt: Sequence[Value]) -> list[Value | None]:
+Primal = Callable[[Value, Value], Value]
+"""`f(value, ct)`: what a rule sees of a forward value, given a cotangent that is there by then; another computation of the same tensor."""
+
+
+def vjp(outputs: Sequence[Value], cotangents: Sequence[Value], wrt: Sequence[Value], *, primal: Primal | None = None,
+        ) -> list[Value | None]:  # fmt: skip
     """The cotangents of `wrt`: the sum over outputs of `J(output, w)^T ct`; None where no differentiable path leads to an output.
 
     Builds in the current builder, so `wrt` may be inputs, parameters or inner values, and the result can be differentiated again. Every node is
-    visited once, and its rule is asked only for operands on a path to `wrt`.
+    visited once, and its rule is asked only for operands on a path to `wrt`. `primal` lets rules see forward values computed anew.
     """
     nodes = reachable(outputs)
     active = active_nodes(nodes, wrt)
@@ -76,10 +81,16 @@ def vjp(outputs: Sequence[Value], cotangents: Sequence[Value], wrt: Sequence[Val
         if node.primitive.name == "item":
             _through_item(node, cotangent)
         elif isinstance(node.primitive.vjp, p.Joint):
-            _through_joint(node, cotangent, active)
+            _through_joint(node, cotangent, active, primal)
         else:
-            _through(node, cotangent, active)
+            _through(node, cotangent, active, primal)
     return [cotangent.of(v) for v in wrt]
+
+
+def _seen(node: Value, ct: Value, primal: Primal | None) -> tuple[Value, ...]:
+    """A node and its operands as its rule sees them."""
+    values = (node, *node.operands)
+    return values if primal is None else tuple(primal(v, ct) for v in values)
 
 
 def _through_item(node: Value, cotangent: _Cotangents) -> None:
@@ -89,34 +100,37 @@ def _through_item(node: Value, cotangent: _Cotangents) -> None:
             cotangent.add(node.operands[0], ct, node.params["index"])
 
 
-def _through(node: Value, cotangent: _Cotangents, active: set[int]) -> None:
+def _through(node: Value, cotangent: _Cotangents, active: set[int], primal: Primal | None) -> None:
     ct = cotangent.of(node)
     if ct is None:
         return
     rules = node.primitive.vjp
+    y, *xs = _seen(node, ct, primal)
     for i, operand in enumerate(node.operands):
         if id(operand) not in active:
             continue
         with at(node.origin.in_phase("backward").then(f"vjp:{node.primitive.name}[{i}]")):
             if isinstance(rules, p.Each):
-                passed: Value | p.NoGrad = rules.rule(ct, node, *node.operands, at=i, **node.params)
+                passed: Value | p.NoGrad = rules.rule(ct, y, *xs, at=i, **node.params)
             else:
                 assert isinstance(rules, tuple)
                 rule = rules[i]
-                passed = rule if isinstance(rule, p.NoGrad) else rule(ct, node, *node.operands, **node.params)
+                passed = rule if isinstance(rule, p.NoGrad) else rule(ct, y, *xs, **node.params)
             if not isinstance(passed, p.NoGrad):
                 cotangent.add(operand, passed)
 
 
-def _through_joint(node: Value, cotangent: _Cotangents, active: set[int]) -> None:
+def _through_joint(node: Value, cotangent: _Cotangents, active: set[int], primal: Primal | None) -> None:
     assert isinstance(node.type, TupleType)
     assert isinstance(node.primitive.vjp, p.Joint)
     cts = tuple(cotangent.of(node, i) for i in range(len(node.type.items)))
-    if all(ct is None for ct in cts):
+    arrived = next((ct for ct in cts if ct is not None), None)
+    if arrived is None:
         return
+    y, *xs = _seen(node, arrived, primal)
     wanted = tuple(i for i, o in enumerate(node.operands) if id(o) in active)
     with at(node.origin.in_phase("backward").then(f"vjp:{node.primitive.name}")):
-        passed = node.primitive.vjp.rule(cts, node, *node.operands, wanted=wanted, **node.params)
+        passed = node.primitive.vjp.rule(cts, y, *xs, wanted=wanted, **node.params)
         for i in wanted:
             if (ct := passed[i]) is not None:
                 cotangent.add(node.operands[i], ct)

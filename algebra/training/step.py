@@ -31,6 +31,7 @@ from .optimizers import Optimizer, Slot
 from .optimizers import ema as moving_average
 from .optimizers import optimizer as optimizer_named
 from .precision import LossScale, Scaling, kept_where, low_dtype, mixed
+from .recompute import Checkpoint, Recompute, recompute
 from .schedules import Schedule
 from .schedules import schedule as schedule_named
 from .selection import Selection, match, select
@@ -114,6 +115,7 @@ class _Options:
     precision: DType | None
     loss_scale: LossScale | None
     lora: Mapping[str, Any] | None
+    checkpoint: Checkpoint | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +303,7 @@ def training_step(
     precision: str | None = None,
     loss_scale: LossScale | float | str | None = None,
     lora: Lora | int | Mapping[str, Any] | None = None,
+    checkpoint: Checkpoint | bool | int | str | Sequence[str] | Mapping[str, Any] | None = None,
 ) -> TrainingStep:
     """The training step of a model.
 
@@ -319,6 +322,9 @@ def training_step(
     `LossScale`) is on by itself for float16. A step whose gradients are not finite is then skipped.
 
     `lora` (a rank, options as of `Lora`, or one) freezes the model and trains low-rank adapters beside the matrices that its `targets` name.
+
+    `checkpoint` lets the backward pass compute forward values anew instead of keeping them: True chooses which, a number says in how many segments,
+    patterns name the model's nodes, and `{"budget": bytes}` takes as few segments as a budget allows.
     """
     if not graph.outputs:
         raise Refusal(f"no training step for {graph.name!r}", ["the model has no outputs"])
@@ -339,6 +345,7 @@ def training_step(
         precision=low,
         loss_scale=LossScale.of(loss_scale, low),
         lora=None,
+        checkpoint=Checkpoint.of(checkpoint),
     )
     names = Names(_taken(graph))
     with building(graph):
@@ -473,7 +480,8 @@ def _assembled(base: Graph, mode: TrainingMode, selection: Selection, goal: Obje
     data = {**whole.data, **{_name(v): Constant(np.asarray(0, np.int64)) for v in scalars}}
     loss = whole.outputs[loss_name]
     scaling = None if options.loss_scale is None else Scaling.enter(options.loss_scale, loss, names, data)
-    gradients = _gradients(loss, parameters, scaling)
+    view = None if options.checkpoint is None else recompute(whole, loss, options.checkpoint)
+    gradients = _gradients(loss, parameters, scaling, view)
     plans, hyper, words = _plans(parameters, options, members, names, data)
     update = _Update(plans, step, words, options)
 
@@ -541,11 +549,13 @@ def _assembled(base: Graph, mode: TrainingMode, selection: Selection, goal: Obje
     )
 
 
-def _gradients(loss: Value, parameters: Sequence[Value], scaling: Scaling | None) -> list[Value]:
+def _gradients(
+    loss: Value, parameters: Sequence[Value], scaling: Scaling | None, view: Recompute | None
+) -> list[Value]:
     with phase("backward", Source("loss", "loss")):
         seed = p.literal(1, loss.dtype) if scaling is None else scaling.seed(loss)
     found = []
-    for ct, v in zip(vjp([loss], [seed], parameters), parameters, strict=True):
+    for ct, v in zip(vjp([loss], [seed], parameters, primal=view), parameters, strict=True):
         assert ct is not None, f"{v!r} was selected, but no path leads from it to the loss"
         with phase("backward", Source("loss_scale", "loss_scale")):
             found.append(ct if scaling is None else scaling.unscaled(ct))
@@ -598,6 +608,9 @@ def _info(base: Graph, selection: Selection, goal: Objective, options: _Options,
         training["precision"] = options.precision.numpy.name
     if options.loss_scale is not None:
         training["loss_scale"] = {f.name: getattr(options.loss_scale, f.name) for f in fields(options.loss_scale)}
+    if options.checkpoint is not None:
+        given = {f.name: _json(getattr(options.checkpoint, f.name)) for f in fields(options.checkpoint)}
+        training["checkpoint"] = {k: v for k, v in given.items() if v}
     if options.lora is not None:
         training["lora"] = options.lora
     updated = set(mode.state)
