@@ -132,6 +132,9 @@ class _Walk:
         for name, v in self.graph.outputs.items():
             self.program.serving = v
             tensor = self.emission.tensor(v)
+            if self.inputs.get(name) is tensor:  # an output that is the input of the same name
+                outputs[name] = tensor
+                continue
             if tensor.op is None or id(tensor) in taken:
                 (tensor,) = self.program.append("Identity", (tensor,), ((tensor.dtype, tensor.shape),), {})
             taken.add(id(tensor))
