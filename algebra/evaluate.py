@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import sympy
 
-from .dims import Dim, evaluate as size_of, show_shape, solve, substitute
+from .dims import Dim, show_shape, solve, substitute
+from .dims import evaluate as size_of
 from .errors import PullbackError
 from .graph import Graph, Value, map_params
 
@@ -16,7 +17,10 @@ __all__ = ["Closed", "bind_dims", "evaluate", "evaluate_all"]
 
 
 def bind_dims(graph: Graph, feeds: Mapping[str, np.ndarray], sizes: Mapping[str, int] | None = None) -> dict[str, int]:
-    """The size of every symbolic dim, read from the shapes of what is fed; raise where they disagree. `sizes` are known beforehand."""
+    """The size of every symbolic dim, read from the shapes of what is fed; raise where they disagree.
+
+    `sizes` are known beforehand.
+    """
     found = dict(sizes or {})
     open_: list[tuple[Value, Dim, int]] = []
     for v in graph.inputs:
@@ -36,7 +40,8 @@ def bind_dims(graph: Graph, feeds: Mapping[str, np.ndarray], sizes: Mapping[str,
         if size_of(d, found) != n:
             given = list(np.shape(feeds[v.params["name"]]))
             raise PullbackError(
-                f"input {v.params['name']!r} is {v.type!r}, but an array of shape {given} is given ({show_shape([d])} is {n})"
+                f"input {v.params['name']!r} is {v.type!r}, but an array of shape {given} is given "
+                f"({show_shape([d])} is {n})"
             )
     return found
 
@@ -69,7 +74,7 @@ def evaluate(
     >>> print(evaluate(graph, {"x": [1, 2, 3]})["y"])
     6.0
     """
-    values = evaluate_all(graph, feeds, sizes=sizes)
+    values = _run(graph, feeds, sizes, keep=False)
     return {name: values[id(v)] for name, v in graph.outputs.items()}
 
 
@@ -77,6 +82,13 @@ def evaluate_all(
     graph: Graph, feeds: Mapping[str, Any] | None = None, *, sizes: Mapping[str, int] | None = None
 ) -> dict[int, Any]:
     """The array of every node, by `id(node)`."""
+    return _run(graph, feeds, sizes, keep=True)
+
+
+def _run(
+    graph: Graph, feeds: Mapping[str, Any] | None, sizes: Mapping[str, int] | None, *, keep: bool
+) -> dict[int, Any]:
+    """The arrays of all nodes, or of the outputs alone: then each array is let go after its last reader."""
     arrays: dict[str, np.ndarray] = {}
     missing = []
     for v in graph.inputs:
@@ -91,13 +103,28 @@ def evaluate_all(
         raise PullbackError(f"no value given for {', '.join(missing)}")
     bound = bind_dims(graph, arrays, sizes)
     values: dict[int, Any] = {}
+    done = {} if keep else _last_readers(graph)
     with np.errstate(all="ignore"):
         for node in graph.nodes:
             _learn(node, values, bound)
             values[id(node)] = (
                 arrays[node.params["name"]] if node.primitive.name == "input" else compute(node, values, bound)
             )
+            for spent in done.get(id(node), ()):
+                del values[spent]
     return values
+
+
+def _last_readers(graph: Graph) -> dict[int, list[int]]:
+    """For each node the operands that nothing reads after it."""
+    kept = {id(v) for v in graph.outputs.values()}
+    last: dict[int, int] = {}
+    for node in graph.nodes:
+        last.update((id(o), id(node)) for o in node.operands if id(o) not in kept)
+    done: dict[int, list[int]] = {}
+    for operand, reader in last.items():
+        done.setdefault(reader, []).append(operand)
+    return done
 
 
 def compute(node: Value, values: Mapping[int, Any], sizes: Mapping[str, int]) -> Any:
@@ -120,7 +147,10 @@ def _sized(node: Value, sizes: Mapping[str, int]) -> dict[str, Any]:
 
 
 class Closed:
-    """A nested graph, with the sizes of the graph around it: called with the arrays of its inputs it gives those of its outputs."""
+    """A nested graph, with the sizes of the graph around it.
+
+    Called with the arrays of its inputs it gives those of its outputs.
+    """
 
     __slots__ = ("graph", "sizes", "steps")
 
