@@ -61,6 +61,8 @@ LISTED: dict[str, dict[str, str]] = {
         "test_*bfloat16*": "onnxruntime has no bfloat16 kernels on a CPU",
         "test_cast*FLOAT4E2M1*": "onnxruntime has no kernels for 4-bit floats on a CPU",
         "test_cast*INT2*": "onnxruntime has no 2-bit integers",
+        "test_*quantizelinear_*int2": "onnxruntime has no 2-bit integers",
+        "test_*quantizelinear_float4e2m1": "onnxruntime has no kernels for 4-bit floats on a CPU",
         "test_cast*FLOAT8E8M0*": "onnxruntime has no 8-bit exponents",
     },
 }

@@ -94,7 +94,12 @@ def integer_bounds(dtype: DType) -> tuple[int, int]:
 
 
 def placed(v: Value, x: Value, axis: int, block: int = 0) -> Value:
-    """A scale or zero point for every element of `x`: one for all, one per index of an axis, or one per block along it."""
+    """A scale or zero point for every element of `x`: one for all, one per index of an axis, or one per block along it.
+
+    What few runtimes can move, numbers of fewer than 8 bits and floats of 8, is widened first.
+    """
+    if v.dtype.bits < 8 or (v.dtype.floating and v.dtype.bits == 8):
+        v = cast_to(v, f32 if v.dtype.floating else i32)
     if v.rank == 0 or (v.rank == 1 and is_one(v.shape[0])):
         return p.broadcast(p.reshape(v, shape=()) if v.rank else v, shape=x.shape, axes=())
     if not -x.rank <= axis < x.rank:
