@@ -188,7 +188,7 @@ def _clipped(gradients: Sequence[Value], limits: Mapping[str, float]) -> Sequenc
 
 
 def _plans(parameters: Sequence[Value], options: _Options, members: Mapping[str, int], names: Names, data: dict[str, Constant],
-           ) -> tuple[list[_Plan], dict[str, Value], dict[str, str]]:  # fmt: skip
+           ) -> tuple[list[_Plan], list[Value], dict[str, str]]:  # fmt: skip
     """Plans of update, the hyperparameter inputs in order, and the slot word of each slot input. First values go into `data`."""
     base = options.rule
     wide = f64 if any(v.dtype is f64 for v in parameters) else f32
@@ -240,7 +240,12 @@ class _Numbers:
     def __init__(self, names: Names, dtype: DType, data: dict[str, Constant]) -> None:
         self._names, self._dtype, self._data = names, dtype, data
         self._made: dict[tuple[str, int | None], Value] = {}
-        self.inputs: dict[str, Value] = {}
+
+    @property
+    def inputs(self) -> list[Value]:
+        """The base optimizer's inputs, then those of each group."""
+        order = sorted(self._made.items(), key=lambda item: -1 if item[0][1] is None else item[0][1])
+        return [v for _, v in order]
 
     def of(
         self, own: Optimizer, base: Optimizer, group: int | None, given: Sequence[str] | frozenset[str]
@@ -255,7 +260,7 @@ class _Numbers:
         key = (name, group)
         if key not in self._made:
             full = self._names(name if group is None else f"{name}_{group + 1}")
-            self._made[key] = self.inputs[full] = p.input(full, TensorType(self._dtype, ()), "hyperparameter")
+            self._made[key] = p.input(full, TensorType(self._dtype, ()), "hyperparameter")
             self._data[full] = Constant(np.asarray(value, self._dtype.numpy))
         return self._made[key]
 
@@ -510,7 +515,7 @@ def _assembled(base: Graph, mode: TrainingMode, selection: Selection, goal: Obje
 
     slot_inputs = tuple(v for v, _ in slots)
     forward = (*whole.by_role("input", "target"), *parameters)
-    state, frozen, numbers = whole.by_role("state"), whole.by_role("frozen"), tuple(hyper.values())
+    state, frozen, numbers = whole.by_role("state"), whole.by_role("frozen"), tuple(hyper)
     scale = () if scaling is None else (scaling.scale, scaling.tracker)
     backward = {**whole.outputs, **dict(zip(grads, gradients, strict=True))}
     info = _info(base, selection, goal, options, names, words, out, mode, plans)
