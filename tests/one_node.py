@@ -15,6 +15,7 @@ from pullback.algebra import primitives as p
 from pullback.algebra.calculus.vjp import vjp
 from pullback.algebra.evaluate import evaluate
 from pullback.algebra.graph import Graph, building
+from pullback.backends.onnx_export.emit import to_onnx
 from pullback.frontends.onnx_import import load
 
 MS = "com.microsoft"
@@ -98,6 +99,18 @@ def check_values(case: Case) -> None:
         np.testing.assert_allclose(found[name].astype(np.float64), array.astype(np.float64), rtol=case.rtol, atol=slack)
         if array.dtype.kind in "iu":
             assert np.asarray(found[name] != array).mean() < 0.05
+
+
+def check_emission(case: Case) -> None:
+    """The graph in plain operators has the same values on onnxruntime."""
+    graph = load(case.model())
+    model = to_onnx(graph)
+    onnx.checker.check_model(model, full_check=True)
+    assert {o.domain for o in model.opset_import} == {""}
+    found, expected = run_onnxruntime(model, case.feeds()), evaluate(graph, case.feeds())
+    for name, array in expected.items():
+        slack = 1 if array.dtype.kind in "iu" else 10 * case.atol
+        np.testing.assert_allclose(found[name].astype(np.float64), array.astype(np.float64), rtol=1e-3, atol=slack)
 
 
 def check_gradients(case: Case, roles: Sequence[str] = ("input", "parameter"), **options: Any) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from one_node import Case, check_gradients, check_values
+from one_node import Case, check_emission, check_gradients, check_values
 from pullback.algebra.evaluate import evaluate
 from pullback.frontends.onnx_import import load
 
@@ -131,6 +131,11 @@ every = pytest.mark.parametrize("case", CASES, ids=str)
 @every
 def test_values_are_those_of_onnxruntime(case: Case) -> None:
     check_values(case)
+
+
+@every
+def test_in_plain_operators_the_values_are_the_same(case: Case) -> None:
+    check_emission(case)
 
 
 @every

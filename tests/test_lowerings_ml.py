@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from one_node import ML, Case, check_gradients, check_values, run_onnxruntime
+from one_node import ML, Case, check_emission, check_gradients, check_values, run_onnxruntime
 from pullback.algebra.errors import Refusal
 from pullback.algebra.evaluate import evaluate
 from pullback.algebra.graph import Constant
@@ -115,6 +115,11 @@ every = pytest.mark.parametrize("case", CASES, ids=str)
 @every
 def test_values_are_those_of_onnxruntime(case: Case) -> None:
     check_values(case)
+
+
+@every
+def test_in_plain_operators_the_values_are_the_same(case: Case) -> None:
+    check_emission(case)
 
 
 @every

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from one_node import Case, check_values
+from one_node import Case, check_emission, check_values
 from pullback.algebra import primitives as p
 from pullback.algebra.calculus.vjp import vjp
 from pullback.algebra.evaluate import evaluate
@@ -72,6 +72,11 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_values_are_those_of_onnxruntime(case: Case) -> None:
     check_values(case)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_in_plain_operators_the_values_are_the_same(case: Case) -> None:
+    check_emission(case)
 
 
 @pytest.mark.parametrize(("dtype", "kind"), [(ml_dtypes.int4, onnx.TensorProto.INT4), (ml_dtypes.uint4, onnx.TensorProto.UINT4),
