@@ -90,19 +90,31 @@ def wanted_order(e: Emission, v: Value, result: Sequence[Label]) -> tuple[tuple[
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A way to contract: which side comes first, the order of its groups of axes, and what that costs in moved elements."""
+    """A way to contract: which side comes first, the order of its groups of axes, and what that costs in moved elements.
+
+    `outer` are the axes before the matrices: of the batch, and free ones of the second side over which the first is repeated. A contracted axis among
+    them is summed after the multiplication (`summed`).
+    """
 
     cost: float
     swapped: bool
-    batch: tuple[Label, ...]
-    lead: tuple[Label, ...]
+    outer: tuple[Label, ...]
     rows: tuple[Label, ...]
     inner: tuple[Label, ...]
     columns: tuple[Label, ...]
 
     @property
     def result(self) -> tuple[Label, ...]:
-        return (*self.batch, *self.lead, *self.rows, *self.columns)
+        return (*self.outer, *self.rows, *self.columns)
+
+    @property
+    def summed(self) -> tuple[int, ...]:
+        return tuple(i for i, k in enumerate(self.outer) if k[0] == "c")
+
+    @property
+    def left(self) -> tuple[Label, ...]:
+        """The labels of the result, once the sums are taken."""
+        return tuple(k for i, k in enumerate(self.result) if i not in self.summed)
 
 
 def contract(
@@ -116,13 +128,25 @@ def contract(
     real = {*left.labels, *right.labels} - set(inner)
     order = tuple(k for k in wanted[0] if k in real)
     if not inner:
+        order = order if wanted[1] else _interleaved(left, right, order)
         return _multiplied(ops, left, right, order), order
     if not free[0] and not free[1]:
         return _inner_product(ops, left, right, batch, inner)
     if not batch and (not free[0] or not free[1]) and len(inner) == 1:
         return _with_vector(ops, left, right, inner[0])
     plan = min(plans(left, right, order, wanted[1]), key=lambda plan: plan.cost)
-    return _multiply(ops, left, right, plan), plan.result
+    return _multiply(ops, left, right, plan), plan.left
+
+
+def _interleaved(left: Side, right: Side, order: tuple[Label, ...]) -> tuple[Label, ...]:
+    """An order for an elementwise product that keeps the larger side as it lies, the other's own axes after the last that both have."""
+    large, small = (left, right) if guess(left.tensor.shape) >= guess(right.tensor.shape) else (right, left)
+    shared = [i for i, k in enumerate(large.labels) if k in small.labels]
+    if not shared:
+        return order
+    cut = shared[-1] + 1
+    own = tuple(k for k in small.labels if k not in large.labels)
+    return (*large.labels[:cut], *own, *large.labels[cut:])
 
 
 def _multiplied(ops: Ops, left: Side, right: Side, order: Sequence[Label]) -> Tensor:
@@ -167,60 +191,78 @@ def plans(left: Side, right: Side, wanted: Sequence[Label], only: bool) -> list[
         a, b = (right, left) if swapped else (left, right)
         rows = tuple(k for k in a.labels if k not in shared)
         columns = tuple(k for k in b.labels if k not in shared)
-        for by, of in itertools.product((a, b), repeat=2):
-            batch = tuple(k for k in by.labels if k in shared and k[0] != "c")
-            inner = tuple(k for k in of.labels if k in shared and k[0] == "c")
-            first = min(b.labels.index(k) for k in inner)
-            ahead = tuple(k for k in columns if b.labels.index(k) < first)
-            for lead in {(), ahead if len(ahead) < len(columns) or not columns else ()}:
-                rest = tuple(k for k in columns if k not in lead)
-                plan = Plan(0, swapped, batch, lead, rows, inner, rest)
-                found.append(_priced(plan, a, b, wanted, only))
+        for of, apart in itertools.product((a, b), _apart(a, b, shared)):
+            inner = tuple(k for k in of.labels if k in shared and k[0] == "c" and k not in apart)
+            stacked = [k for k in shared if k not in inner]
+            for outer in _outers(a, b, inner, stacked):
+                rest = tuple(k for k in columns if k not in outer)
+                found.append(_priced(Plan(0, swapped, outer, rows, inner, rest), a, b, wanted, only))
     return found
+
+
+def _outers(a: Side, b: Side, inner: Sequence[Label], stacked: Sequence[Label]) -> set[tuple[Label, ...]]:
+    """Orders of the axes before the matrices: the batch as either side has it, or all that the second side has before its matrices."""
+    orders = {tuple(k for k in side.labels if k in stacked) for side in (a, b)}
+    first = min(b.labels.index(k) for k in inner)
+    ahead = b.labels[:first]
+    late = tuple(k for k in stacked if k not in ahead)
+    return orders | {(*ahead, *late)}
+
+
+def _apart(a: Side, b: Side, shared: Sequence[Label]) -> list[tuple[Label, ...]]:
+    """Which contracted axes to sum after the multiplication: none, or one that comes first of them in both operands (a batch)."""
+    firsts = [[k for k in side.labels if k in shared and k[0] == "c"] for side in (a, b)]
+    if len(firsts[0]) > 1 and firsts[0][0] == firsts[1][0]:
+        return [(), (firsts[0][0],)]
+    return [()]
 
 
 def _priced(plan: Plan, a: Side, b: Side, wanted: Sequence[Label], only: bool) -> Plan:
     cost = 0.0
+    outer = tuple(k for k in plan.outer if k in a.labels)
     for side, order, turned in (
-        (a, (*plan.batch, *plan.rows, *plan.inner), (*plan.batch, *plan.inner, *plan.rows)),
-        (
-            b,
-            (*plan.batch, *plan.lead, *plan.inner, *plan.columns),
-            (*plan.batch, *plan.lead, *plan.columns, *plan.inner),
-        ),
+        (a, (*outer, *plan.rows, *plan.inner), (*outer, *plan.inner, *plan.rows)),
+        (b, (*plan.outer, *plan.inner, *plan.columns), (*plan.outer, *plan.columns, *plan.inner)),
     ):
         if side.labels != order:  # onnxruntime multiplies a matrix as it lies, turned or not
             cost += guess(side.tensor.shape) * (0.3 if side.labels == turned else 1) + 8
-    cost += (
-        4 * (len(plan.inner) > 1)
-        + 2 * (len(plan.columns) != 1)
-        + (len(plan.rows) != 1 and bool(plan.batch or plan.lead))
-    )
-    if plan.result != tuple(wanted):
-        shape = [a.size(k) if k in a.labels else b.size(k) for k in plan.result]
-        cost += guess(shape) * (1 if only else 0.6) + 8
+    cost += 4 * (len(plan.inner) > 1) + 2 * (len(plan.columns) != 1) + (len(plan.rows) != 1 and bool(plan.outer))
+    cost += 2 * (len(outer) < len(plan.outer))
+    rows, columns = (guess([side.size(k) for k in group]) for side, group in ((a, plan.rows), (b, plan.columns)))
+    work = guess([(a if k in a.labels else b).size(k) for k in (*plan.result, *plan.inner)])
+    cost += work / max(min(rows, columns, 32), 1)  # a product with a thin matrix is as slow as memory
+    shape = [a.size(k) if k in a.labels else b.size(k) for k in plan.result]
+    if plan.summed:
+        cost += guess(shape) * 2 + 8
+    if plan.left != tuple(wanted):
+        kept = [d for i, d in enumerate(shape) if i not in plan.summed]
+        cost += guess(kept) * (1 if only else 0.6) + 8
     return Plan(
-        cost + 0.5 * plan.swapped, *(getattr(plan, f) for f in ("swapped", "batch", "lead", "rows", "inner", "columns"))
+        cost + 0.5 * plan.swapped, plan.swapped, plan.outer, plan.rows, plan.inner, plan.columns
     )
 
 
 def _multiply(ops: Ops, left: Side, right: Side, plan: Plan) -> Tensor:
     a, b = (right, left) if plan.swapped else (left, right)
     shape = [a.size(k) if k in a.labels else b.size(k) for k in plan.result]
-    loose = not plan.batch and not plan.lead  # the axes of the rows may stay apart
-    x = _matrices(ops, a, [plan.batch], list(plan.rows), list(plan.inner), keep=loose and bool(plan.rows))
-    y = _matrices(ops, b, [plan.batch, plan.lead], list(plan.inner), list(plan.columns), keep=False)
-    if plan.lead and plan.batch:
-        n = len(plan.batch)
-        x = ops.unsqueeze(x, range(n, n + len(plan.lead)))
-    return ops.reshape(ops.matmul(x, y), shape)
+    loose = not plan.outer  # the axes of the rows may stay apart
+    own = [k for k in plan.outer if k in a.labels]
+    x = _matrices(ops, a, own, list(plan.rows), list(plan.inner), keep=loose and bool(plan.rows))
+    y = _matrices(ops, b, plan.outer, list(plan.inner), list(plan.columns), keep=False)
+    if own:
+        first = plan.outer.index(own[0])
+        x = ops.unsqueeze(x, [i for i, k in enumerate(plan.outer[first:]) if k not in own])
+    stacked = ops.matmul(x, y)
+    if plan.summed:  # the batch axes are still apart
+        stacked = ops.reduce("ReduceSum", stacked, plan.summed)
+        shape = [d for i, d in enumerate(shape) if i not in plan.summed]
+    return ops.reshape(stacked, shape)
 
 
 def _matrices(
-    ops: Ops, side: Side, ahead: Sequence[Sequence[Label]], rows: list[Label], columns: list[Label], keep: bool
+    ops: Ops, side: Side, lead: Sequence[Label], rows: list[Label], columns: list[Label], keep: bool
 ) -> Tensor:
     """A stack of matrices: groups of axes merged, turned after they are merged where that is all it takes."""
-    lead = [k for group in ahead for k in group]
     count = [simplest(product([side.size(k) for k in group])) for group in (rows, columns)]
     if side.labels == (*lead, *columns, *rows) and side.labels != (*lead, *rows, *columns) and rows and columns:
         sizes = [side.size(k) for k in lead]

@@ -49,15 +49,17 @@ def _reshape(e: Emission, v: Value) -> View:
         return View(x.tensor, (None,) * len(shape), shape)
     if any(is_zero(d) for d in (*x.shape, *shape)):
         return whole(e.ops.reshape(e.real(x), shape))
-    taken: list[int] = []
-    given: list[int] = []
+    runs: list[tuple[list[int], list[int]]] = []
     for before, after in groups(x.shape, shape):
         if before and all(x.places[a] is None for a in before):
             continue  # repeated before, repeated after
         # an axis of size 1 is as good as one that repeats
-        taken += [a for a in before if x.places[a] is not None or not is_one(x.shape[a])]
-        given += [a for a in after if not is_one(shape[a])]
-    tensor = e.full(x, taken)
+        taken = [a for a in before if x.places[a] is not None or not is_one(x.shape[a])]
+        runs.append((taken, [a for a in after if not is_one(shape[a])]))
+    if id(v) not in e.pinned:  # runs may stay in the order in which they lie
+        runs.sort(key=lambda run: min((x.places[a] or 0 for a in run[0] if x.places[a] is not None), default=-1))
+    given = [a for _, run in runs for a in run]
+    tensor = e.full(x, [a for run, _ in runs for a in run])
     return View.of(e.ops.reshape(tensor, tuple(shape[a] for a in given)), given, shape)
 
 
