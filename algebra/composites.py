@@ -1,7 +1,8 @@
-"""Functions composed of primitives; they have no rules of their own, so their derivatives are those of what they are made of.
+"""Functions composed of primitives; they have no rules of their own.
 
-Each is written so that its value *and* its derivatives of every order are right where the mathematics has them: at kinks that cancel, at large
-magnitudes, at zero.
+So their derivatives are those of what they are made of.
+Each is written so that its value *and* its derivatives of every order are right where the mathematics has them: at
+kinks that cancel, at large magnitudes, at zero.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from .graph import Value
 from .types import DType, bool_, f16, f32, f64, i64
 
 __all__ = [
-    "along", "at_last", "ceil", "clamp", "expm1", "flatten_axes", "greater", "greater_equal", "is_inf", "log1p", "log_sigmoid", "log_softmax",
-    "logsumexp", "mean", "not_equal", "one_hot", "plus", "reciprocal", "relu", "scale", "sigmoid", "size_of", "softmax", "softplus", "split",
-    "square", "sub", "take_along", "times", "unsqueeze", "variance",
+    "along", "at_last", "ceil", "clamp", "expm1", "flatten_axes", "greater", "greater_equal", "is_inf", "log1p",
+    "log_sigmoid", "log_softmax", "logsumexp", "mean", "not_equal", "one_hot", "plus", "reciprocal", "relu",
+    "scale", "sigmoid", "size_of", "softmax", "softplus", "split", "square", "sub", "take_along", "times",
+    "unsqueeze", "variance",
 ]  # fmt: skip
 
 
-# ---- arithmetic ------------------------------------------------------------------------------------------------------------------------
+# ---- arithmetic ------------------------------------------------------------------------------------------------------
 
 
 def sub(x: Value, y: Value) -> Value:
@@ -86,7 +88,10 @@ def is_inf(x: Value) -> Value:
 
 
 def clamp(x: Value, low: Value | None, high: Value | None) -> Value:
-    """`min(max(x, low), high)`; the cotangent passes where `low <= x <= high`, the bounds included, as PyTorch's `clamp`."""
+    """`min(max(x, low), high)`.
+
+    The cotangent passes where `low <= x <= high`, the bounds included, as PyTorch's `clamp`.
+    """
     if low is not None:
         x = p.select(p.less(x, low), low, x)
     if high is not None:
@@ -95,7 +100,10 @@ def clamp(x: Value, low: Value | None, high: Value | None) -> Value:
 
 
 def expm1(x: Value) -> Value:
-    """`e ** x - 1`, exact near 0: `2 t / (1 - t)` with `t = tanh(x / 2)`; there it is used, elsewhere the difference."""
+    """`e ** x - 1`, exact near 0: `2 t / (1 - t)` with `t = tanh(x / 2)`.
+
+    There it is used, elsewhere the difference.
+    """
     near = p.less(p.abs(x), p.number(0.5, x))
     t = p.tanh(scale(p.select(near, x, p.number(0, x)), 0.5))
     small = p.div(scale(t, 2), sub(p.number(1, t), t))
@@ -110,7 +118,7 @@ def log1p(x: Value) -> Value:
     return p.select(near, small, p.log(plus(p.select(near, p.number(0, x), x), 1)))
 
 
-# ---- activations -----------------------------------------------------------------------------------------------------------------------
+# ---- activations -----------------------------------------------------------------------------------------------------
 
 
 def relu(x: Value) -> Value:
@@ -145,7 +153,7 @@ def log_sigmoid(x: Value) -> Value:
     return p.neg(softplus(p.neg(x)))
 
 
-# ---- shapes ----------------------------------------------------------------------------------------------------------------------------
+# ---- shapes ----------------------------------------------------------------------------------------------------------
 
 
 def along(value: Value, shape: Shape, axes: Sequence[int]) -> Value:
@@ -195,7 +203,7 @@ def size_of(shape: Sequence[Dim], dtype: DType) -> Value:
     return p.cast(p.cast(p.dim(count), dtype=wide), dtype=dtype)
 
 
-# ---- reductions ------------------------------------------------------------------------------------------------------------------------
+# ---- reductions ------------------------------------------------------------------------------------------------------
 
 
 def mean(x: Value, axes: Sequence[int]) -> Value:
@@ -245,7 +253,7 @@ def log_softmax(x: Value, axes: Sequence[int]) -> Value:
     return sub(shifted, along(total, x.shape, axes))
 
 
-# ---- indexing --------------------------------------------------------------------------------------------------------------------------
+# ---- indexing --------------------------------------------------------------------------------------------------------
 
 
 def one_hot(indices: Value, classes: Dim, axis: int) -> Value:

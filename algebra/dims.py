@@ -23,9 +23,10 @@ from sympy.printing.str import StrPrinter
 from .errors import DimError, InconclusiveDim
 
 __all__ = [
-    "Dim", "Shape", "assuming", "at_least", "ceildiv", "dim", "dmax", "dmin", "equal", "evaluate", "exact_div", "floordiv",
-    "is_dim", "is_one", "is_static", "is_zero", "maybe_equal", "mod", "parse", "product", "quote", "same_shape", "show",
-    "show_shape", "simplest", "solve", "solve_atom", "substitute", "symbols", "unquote", "walk",
+    "Dim", "Shape", "assuming", "at_least", "ceildiv", "dim", "dmax", "dmin", "equal", "evaluate", "exact_div",
+    "floordiv", "is_dim", "is_one", "is_static", "is_zero", "maybe_equal", "mod", "parse", "product", "quote",
+    "same_shape", "show", "show_shape", "simplest", "solve", "solve_atom", "substitute", "symbols", "unquote",
+    "walk",
 ]  # fmt: skip
 
 Dim: TypeAlias = int | sympy.Expr
@@ -239,7 +240,9 @@ _assumed: Mapping[sympy.Expr, sympy.Expr] = {}
 
 @contextmanager
 def assuming(rewrites: Mapping[sympy.Expr, sympy.Expr]) -> Iterator[None]:
-    """Take each left expression (a quotient, a minimum, ...) to be the right one: what a model forces, where no symbol can be solved for.
+    """Take each left expression (a quotient, a minimum, ...) to be the right one.
+
+    It is what a model forces where no symbol can be solved for.
 
     >>> N = dim("N")
     >>> with assuming({dmin(N, 512): N}):
@@ -450,7 +453,7 @@ def _cases(d: sympy.Expr) -> tuple[sympy.Expr, ...]:
 
 
 def _period(f: sympy.Expr) -> int | None:
-    """The period in its symbols of the rest that a quotient or remainder leaves, or None where a divisor is no number."""
+    """The period in its symbols of what a quotient or remainder leaves, or None where a divisor is no number."""
     if not f.args[1].is_Integer:
         return None
     period = 1
@@ -743,7 +746,9 @@ def show_shape(shape: Sequence[Dim]) -> str:
 
 
 def parse(text: str, may_be_empty: Collection[str] = ()) -> Dim:
-    """The dim that `show` printed. Nothing is evaluated: names become symbols, positive ones unless they `may_be_empty`.
+    """The dim that `show` printed.
+
+    Nothing is evaluated: names become symbols, positive ones unless they `may_be_empty`.
 
     >>> parse("2*N + M//3")
     2*N + FloorDiv(M, 3)

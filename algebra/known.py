@@ -1,8 +1,8 @@
 """What is known of a value before anything runs: an array of numbers, or of symbolic dims.
 
-Shape arithmetic (`Shape`, `Gather`, `Concat`, `Div`, ... as exporters write it) is lowered like all else; here it is evaluated, with dims in place of
-numbers, by the primitives' own numpy meanings on object arrays. So any operation an exporter finds for its sizes is covered, and sizes never
-reach the graph as data.
+Shape arithmetic (`Shape`, `Gather`, `Concat`, `Div`, ... as exporters write it) is lowered like all else; here it is
+evaluated, with dims in place of numbers, by the primitives' own numpy meanings on object arrays. So any operation an
+exporter finds for its sizes is covered, and sizes never reach the graph as data.
 """
 
 from __future__ import annotations

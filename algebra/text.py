@@ -16,8 +16,9 @@ The grammar (whitespace and newlines only separate; `#` starts a comment):
     type      = dtype "[" dims "]" | "(" type ("," type)* ")"
     label     = name ("." digits)*
 
-A name that is no identifier is written in double quotes; a symbolic dim whose name is none, in single quotes. So `h.0` is a node numbered inside
-`h`, and `"h.0"` a tensor of that name. What a type already states (the shape of a `broadcast`) and parameters at their defaults are left out.
+A name that is no identifier is written in double quotes; a symbolic dim whose name is none, in single quotes. So `h.0`
+is a node numbered inside `h`, and `"h.0"` a tensor of that name. What a type already states (the shape of a
+`broadcast`) and parameters at their defaults are left out.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class TextError(PullbackError, ValueError):
     """Text that is not a graph, with the line."""
 
 
-# ---- labels ----------------------------------------------------------------------------------------------------------------------------
+# ---- labels ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ def labels(graph: Graph) -> dict[Value, str]:
     return {node: found[node].plain for node in graph.nodes}
 
 
-# ---- parameters that are left out ------------------------------------------------------------------------------------------------------
+# ---- parameters that are left out ------------------------------------------------------------------------------------
 
 _STATED: dict[str, Callable[[TensorType, Mapping[str, Any]], dict[str, Any]]] = {
     "broadcast": lambda t, _: {"shape": t.shape},
@@ -162,7 +163,7 @@ def _same(a: object, b: object) -> bool:
     return bool(a == b) and repr(a) == repr(b)
 
 
-# ---- printing --------------------------------------------------------------------------------------------------------------------------
+# ---- printing --------------------------------------------------------------------------------------------------------
 
 
 def _name(name: str) -> str:
@@ -317,7 +318,10 @@ def _number(x: np.ndarray, dtype: DType) -> str:
 
 
 def constants(graph: Graph) -> dict[str, Constant]:
-    """What `parse` needs beside the text: the initial values of inputs, and the literals too large for it, by what the text calls them."""
+    """What `parse` needs beside the text.
+
+    The initial values of inputs, and the literals too large for it, by what the text calls them.
+    """
     found = dict(graph.data)
     named = labels(graph)
 
@@ -337,7 +341,7 @@ def constants(graph: Graph) -> dict[str, Constant]:
     return found
 
 
-# ---- parsing ---------------------------------------------------------------------------------------------------------------------------
+# ---- parsing ---------------------------------------------------------------------------------------------------------
 
 _TOKEN = re.compile(
     r"""(?P<space>\s+|\#[^\n]*)
@@ -366,7 +370,7 @@ def _tokens(text: str) -> list[_Token]:
         match = _TOKEN.match(text, at)
         if match is None:
             raise TextError(f"line {line}: unexpected {text[at : at + 20].splitlines()[0]!r}")
-        if match.lastgroup != "space" and not (match.lastgroup is None):
+        if match.lastgroup != "space" and match.lastgroup is not None:
             found.append(_Token(match.lastgroup, match.group(), line))
         line += match.group().count("\n")
         at = match.end()
@@ -375,7 +379,9 @@ def _tokens(text: str) -> list[_Token]:
 
 
 def parse(text: str, data: Mapping[str, Constant | np.ndarray] | None = None) -> Graph:
-    """The graph that `show` printed. `data` holds initial values of inputs, and the literals too large for the text (see `constants`).
+    """The graph that `show` printed.
+
+    `data` holds initial values of inputs, and the literals too large for the text (see `constants`).
 
     Every type is inferred again and must be the one in the text.
 
@@ -552,7 +558,9 @@ class _Parser:
         if token.kind != "label":
             tensors[_unquoted(token)] = value
 
-    def arguments(self, primitive: str, type_: Type, label: str, known: Mapping[str, Value]) -> tuple[list[Value], dict[str, Any]]:  # fmt: skip
+    def arguments(
+        self, primitive: str, type_: Type, label: str, known: Mapping[str, Value]
+    ) -> tuple[list[Value], dict[str, Any]]:
         if primitive == "literal":
             if not isinstance(type_, TensorType):
                 raise self.fail("one tensor")

@@ -140,7 +140,8 @@ def _roles(graph: Graph) -> Iterator[str]:
                 yield f"the output {name!r} has the unknown role {role.role!r}"
         elif name in inputs:
             if role.role != inputs[name].params["role"]:
-                yield f"the input {name!r} has the role {inputs[name].params['role']!r}, but is said to be {role.role!r}"
+                own = inputs[name].params["role"]
+                yield f"the input {name!r} has the role {own!r}, but is said to be {role.role!r}"
         else:
             yield f"a role is given for {name!r}, which is neither input nor output"
 
@@ -157,4 +158,5 @@ def _data(graph: Graph) -> Iterator[str]:
         except InconclusiveDim:
             fits = True
         if not fits or constant.dtype != v.dtype.numpy:
-            yield f"the initial value of {name!r} is {constant.dtype}{list(constant.shape)}, but the input is {v.type!r}"
+            given = f"{constant.dtype}{list(constant.shape)}"
+            yield f"the initial value of {name!r} is {given}, but the input is {v.type!r}"

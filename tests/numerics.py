@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
-
 from pullback.algebra import primitives as p
 from pullback.algebra.calculus.vjp import vjp
 from pullback.algebra.evaluate import evaluate
@@ -36,7 +35,10 @@ def floating_dtypes(graph: Graph) -> set[DType]:
 
 
 def slope(f: Callable[[float], float], step: float = 1e-3) -> float:
-    """`f'(0)` by central differences at two steps, extrapolated (Richardson): the error is of fourth order in the step."""
+    """`f'(0)` by central differences at two steps, extrapolated (Richardson).
+
+    The error is of fourth order in the step.
+    """
 
     def central(h: float) -> float:
         return (f(h) - f(-h)) / (2 * h)
@@ -50,7 +52,10 @@ def floats(graph: Graph) -> tuple[str, ...]:
 
 
 def pulled_back(graph: Graph, wrt: tuple[str, ...]) -> Graph:
-    """The graph of `J^T ct`: inputs are the graph's and `ct_{output}`, outputs `ct_{input}`; an input without a path has none."""
+    """The graph of `J^T ct`: inputs are the graph's and `ct_{output}`, outputs `ct_{input}`.
+
+    An input without a path has none.
+    """
     with building(graph):
         differentiable = {k: v for k, v in graph.outputs.items() if v.dtype.floating}
         seeds = [p.input(f"ct_{k}", v.type, "seed") for k, v in differentiable.items()]

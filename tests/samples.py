@@ -1,4 +1,7 @@
-"""The table of samples: every primitive at ordinary and at edge shapes and dtypes. One row buys every check of the algebra and of emission."""
+"""The table of samples: every primitive at ordinary and at edge shapes and dtypes.
+
+One row buys every check of the algebra and of emission.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-
 from pullback.algebra import primitives as p
 from pullback.algebra.dims import Dim, ceildiv, dim, dmax, evaluate, floordiv, mod, parse
 from pullback.algebra.graph import Constant, Graph, Value, building
-from pullback.algebra.primitives.control import body_of
 from pullback.algebra.types import DTYPES, DType, TensorType, bf16, bool_, f16, f32, f64, i32, i64, tensor, u8
 
 Draw = Callable[[np.random.Generator, tuple[int, ...], DType, Mapping[str, int]], np.ndarray]
@@ -22,7 +23,7 @@ SIZES: Mapping[str, int] = {"N": 3, "M": 2}
 ONES: Mapping[str, int] = {"N": 1, "M": 1}
 
 
-# ---- what operands hold ----------------------------------------------------------------------------------------------------------------
+# ---- what operands hold ----------------------------------------------------------------------------------------------
 
 
 def usual(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType, sizes: Mapping[str, int]) -> np.ndarray:
@@ -104,7 +105,7 @@ def exactly(*values: float) -> Draw:
     return draw
 
 
-# ---- rows ------------------------------------------------------------------------------------------------------------------------------
+# ---- rows ------------------------------------------------------------------------------------------------------------
 
 
 def operand_type(spec: str) -> TensorType:
@@ -120,8 +121,8 @@ def operand_type(spec: str) -> TensorType:
 class Sample:
     """One primitive applied to operands of given types, drawn so that it is smooth there.
 
-    `draw` is for all operands, or one for each. `beside` are inputs that only bring a symbol in. `wrt` limits which operands are differentiated.
-    `also` are further sizes to try. `build` replaces the primitive's typed function.
+    `draw` is for all operands, or one for each. `beside` are inputs that only bring a symbol in. `wrt` limits which
+    operands are differentiated. `also` are further sizes to try. `build` replaces the primitive's typed function.
     """
 
     primitive: p.Primitive
@@ -445,7 +446,7 @@ LOGIC = [
 ]  # fmt: skip
 
 
-# ---- control flow ----------------------------------------------------------------------------------------------------------------------
+# ---- control flow ----------------------------------------------------------------------------------------------------
 
 
 def _cell(h: Value, x: Value, w: Value) -> tuple[Value, Value]:

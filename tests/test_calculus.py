@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
-
 from pullback.algebra import composites as c
 from pullback.algebra import primitives as p
 from pullback.algebra.calculus import gradient, hessian, jacobian, jvp

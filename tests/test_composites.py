@@ -1,4 +1,6 @@
-"""Composites against closed forms and against PyTorch, in value and in first and second derivatives, at ordinary and at special points."""
+"""Composites against closed forms and against PyTorch, in value and in first and second derivatives, at ordinary and at
+special points.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from numerics import check_pullback
 from pullback.algebra import composites as c
 from pullback.algebra import primitives as p
@@ -142,7 +143,7 @@ def test_ceil_and_comparisons() -> None:
         np.testing.assert_array_equal(value, expected)
 
 
-# ---- along axes ------------------------------------------------------------------------------------------------------------------------
+# ---- along axes ------------------------------------------------------------------------------------------------------
 
 
 def reference(x: np.ndarray, axes: tuple[int, ...]) -> dict[str, np.ndarray]:
@@ -225,7 +226,7 @@ def test_composites_keep_the_dtype_in_value_and_gradient(dtype: DType) -> None:
     assert {v.dtype for v in graph.nodes if v.dtype.floating} == {dtype}
 
 
-# ---- shapes and indices ----------------------------------------------------------------------------------------------------------------
+# ---- shapes and indices ----------------------------------------------------------------------------------------------
 
 
 def test_a_size_is_a_number_of_the_dtype() -> None:
@@ -287,7 +288,7 @@ def test_bools_become_numbers() -> None:
     assert found["y0"].dtype == np.float32
 
 
-# ---- PyTorch ---------------------------------------------------------------------------------------------------------------------------
+# ---- PyTorch ---------------------------------------------------------------------------------------------------------
 
 PYTORCH: dict[str, tuple[Callable[[Value], Value], Callable[[Any, Any], Any]]] = {
     "sigmoid": (c.sigmoid, lambda t, x: t.sigmoid(x)),

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from pullback.algebra import primitives as p
 from pullback.algebra.calculus import gradient, jvp
 from pullback.algebra.dims import dim

@@ -1,4 +1,7 @@
-"""The documented choices at kinks, ties, jumps and edges, each at the exact point; those that PyTorch has are PyTorch's."""
+"""The documented choices at kinks, ties, jumps and edges, each at the exact point.
+
+Those that PyTorch has are PyTorch's.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import warnings
 
 import numpy as np
 import pytest
-
 from pullback.algebra import primitives as p
 from pullback.algebra.calculus import gradient
 from pullback.algebra.calculus.kinks import KINKS, Kink

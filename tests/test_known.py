@@ -9,10 +9,10 @@ import pytest
 import sympy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from pullback.algebra import composites as c
 from pullback.algebra import primitives as p
-from pullback.algebra.dims import Dim, dim, equal, evaluate as size_of, floordiv
+from pullback.algebra.dims import Dim, dim, equal, floordiv
+from pullback.algebra.dims import evaluate as size_of
 from pullback.algebra.evaluate import evaluate
 from pullback.algebra.graph import Graph, Value, building
 from pullback.algebra.known import Facts

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
-
+from numerics import check_pullback, pulled_back, tensors
 from pullback.algebra import primitives as p
 from pullback.algebra.dims import evaluate as size_of
 from pullback.algebra.errors import PullbackError
@@ -17,8 +17,6 @@ from pullback.algebra.graph import Graph
 from pullback.algebra.text import constants, parse, show
 from pullback.algebra.types import DType, TupleType
 from pullback.algebra.verify import verify
-
-from numerics import check_pullback, floating_dtypes, pulled_back, tensors
 from samples import FAILS, SAMPLES, Fails, Sample
 
 every = pytest.mark.parametrize("sample", SAMPLES, ids=str)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
 from numerics import check_pullback, pulled_back
 from pullback.algebra import composites as c
 from pullback.algebra import primitives as p
@@ -216,7 +215,10 @@ def test_gradients_agree_with_finite_differences(program: list[Step], sizes: tup
 
 
 def _smooth(graph: Graph, feeds: dict[str, np.ndarray]) -> bool:
-    """Whether no kink lies within reach of the differences: no near ties in max, min, comparisons or extremes, and nothing large or infinite."""
+    """Whether no kink lies within reach of the differences.
+
+    No near ties in max, min, comparisons or extremes, and nothing large or infinite.
+    """
     values = evaluate_all(graph, feeds)
     for node in graph.nodes:
         found = values[id(node)]

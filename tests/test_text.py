@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from pullback.algebra import primitives as p
 from pullback.algebra.calculus import gradient
 from pullback.algebra.dims import dim, floordiv, mod
@@ -184,7 +183,7 @@ def test_nested_graphs_print_and_parse() -> None:
         np.testing.assert_array_equal(found, expected)
 
 
-# ---- literals --------------------------------------------------------------------------------------------------------------------------
+# ---- literals --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", DTYPES)
@@ -269,7 +268,7 @@ def test_origins_are_comments() -> None:
     assert show(parse(show(graph, origins=True))) == show(graph)
 
 
-# ---- what is refused -------------------------------------------------------------------------------------------------------------------
+# ---- what is refused -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -316,7 +315,7 @@ def test_everything_wrong_with_a_graph_is_listed() -> None:
         assert part in message
 
 
-# ---- golden pullbacks ------------------------------------------------------------------------------------------------------------------
+# ---- golden pullbacks ------------------------------------------------------------------------------------------------
 
 GOLDEN = {
     "dot": (

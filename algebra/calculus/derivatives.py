@@ -1,6 +1,9 @@
-"""Derivatives of graphs: each takes a graph and names, and gives the graph with more inputs (seeds) and outputs (derivatives).
+"""Derivatives of graphs.
 
-The result is a graph like any other, in which every value of the given one stands as it was, so derivatives can be taken again.
+Each takes a graph and names, and gives the graph with more inputs (seeds) and outputs (derivatives).
+
+The result is a graph like any other, in which every value of the given one stands as it was, so derivatives can be
+taken again.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ UNROLLED = 16  # a Jacobian of at most this many rows is one pullback per row; a
 Names = Sequence[str] | str | None
 
 
-# ---- names -----------------------------------------------------------------------------------------------------------------------------
+# ---- names -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -81,7 +84,10 @@ class _Growing:
 
 
 def _chosen(graph: Graph, of: Names, wrt: Names) -> tuple[dict[str, Value], dict[str, Value]]:
-    """The values to differentiate, and with respect to what; a refusal that names every name that is unknown or no float."""
+    """The values to differentiate, and with respect to what.
+
+    A refusal that names every name that is unknown or no float.
+    """
     of, wrt = (([n] if isinstance(n, str) else n) for n in (of, wrt))
     outputs = [n for n, v in graph.outputs.items() if v.dtype.floating] if of is None else list(dict.fromkeys(of))
     if wrt is None:
@@ -116,16 +122,17 @@ def _backward() -> Origin:
     return Origin("backward", None, ("seed",))
 
 
-# ---- gradient --------------------------------------------------------------------------------------------------------------------------
+# ---- gradient --------------------------------------------------------------------------------------------------------
 
 
 def gradient(graph: Graph, of: Names = None, wrt: Names = None, *, seeds: Mapping[str, str] | None = None) -> Graph:
     """The gradient graph: for each `w` of `wrt` the output `grad_{w}`, which is `sum over y of J(y, w)^T seed_y`.
 
-    `of` are outputs or inner tensors (default: every floating output), `wrt` inputs, parameters or inner tensors (default: the parameters, or the
-    inputs where there are none). An input `seed_{y}` is added for each `y`; a scalar needs none, its seed is 1. `seeds` names them
-    otherwise, and may name an input that is there already, or ask for the seed of a scalar. A name that is taken gets a suffix
-    (`info["renamed"]`). A `w` on which no `y` depends gets zeros, and a warning.
+    `of` are outputs or inner tensors (default: every floating output), `wrt` inputs, parameters or inner tensors
+    (default: the parameters, or the inputs where there are none). An input `seed_{y}` is added for each `y`; a scalar
+    needs none, its seed is 1. `seeds` names them otherwise, and may name an input that is there already, or ask for the
+    seed of a scalar. A name that is taken gets a suffix (`info["renamed"]`). A `w` on which no `y` depends gets zeros,
+    and a warning.
 
     >>> from pullback.algebra.text import parse
     >>> print(gradient(parse("graph g(x: f32[N]) { y: f32[N] = sin x return y=y }")))
@@ -165,14 +172,15 @@ def _or_zeros(
     lost = [n for n, ct in zip(xs, cts, strict=True) if ct is None]
     if lost:
         warnings.warn(
-            f"no differentiable path leads from {', '.join(map(repr, lost))} to {', '.join(map(repr, ys))} in {graph.name!r}: zeros",
+            f"no differentiable path leads from {', '.join(map(repr, lost))} to {', '.join(map(repr, ys))} "
+            f"in {graph.name!r}: zeros",
             PullbackWarning,
             stacklevel=4,
         )
     return [p.number(0, x) if ct is None else ct for x, ct in zip(xs.values(), cts, strict=True)]
 
 
-# ---- JVP -------------------------------------------------------------------------------------------------------------------------------
+# ---- JVP -------------------------------------------------------------------------------------------------------------
 
 
 def jvp(graph: Graph, of: Names = None, wrt: Names = None) -> Graph:
@@ -204,13 +212,14 @@ def jvp(graph: Graph, of: Names = None, wrt: Names = None) -> Graph:
     return growing.grown("jvp")
 
 
-# ---- Jacobian and Hessian --------------------------------------------------------------------------------------------------------------
+# ---- Jacobian and Hessian --------------------------------------------------------------------------------------------
 
 
 def jacobian(graph: Graph, of: Names = None, wrt: Names = None) -> Graph:
     """Outputs `jacobian_{y}_{x}` of shape `(*y.shape, *x.shape)`: the derivative of each element of `y` by each of `x`.
 
-    One pullback for each element of `y`; where these are many, or their number is symbolic, a `scan` over the rows of an identity.
+    One pullback for each element of `y`; where these are many, or their number is symbolic, a `scan` over the rows of
+    an identity.
     """
     ys, xs = _chosen(graph, of, wrt)
     growing = _Growing(graph)
@@ -222,7 +231,10 @@ def jacobian(graph: Graph, of: Names = None, wrt: Names = None) -> Graph:
 
 
 def hessian(graph: Graph, of: Names = None, wrt: Names = None) -> Graph:
-    """Outputs `hessian_{a}_{b}` of shape `(*a.shape, *b.shape)` for all `a` and `b` of `wrt`: the second derivatives of one scalar."""
+    """Outputs `hessian_{a}_{b}` of shape `(*a.shape, *b.shape)` for all `a` and `b` of `wrt`.
+
+    The second derivatives of one scalar.
+    """
     ys, xs = _chosen(graph, of, wrt)
     (_, y), *more = ys.items()
     if more or y.rank:
@@ -240,7 +252,10 @@ def hessian(graph: Graph, of: Names = None, wrt: Names = None) -> Graph:
 
 
 def _rows(graph: Graph, name: str | None, y: Value, xs: Mapping[str, Value]) -> list[Value]:
-    """For each x the derivatives of all elements of y, in y's shape. `name` is None where a missing path is no surprise."""
+    """For each x the derivatives of all elements of y, in y's shape.
+
+    `name` is None where a missing path is no surprise.
+    """
     wanted = list(xs.values())
     seed = p.input("row", TensorType(y.dtype, y.shape), "seed")
     pulled = vjp([y], [seed], wanted)
@@ -285,7 +300,10 @@ def _at_row(cts: Sequence[Value], seed: Value, y: Value, row: int) -> list[Value
 
 
 def _looped(cts: Sequence[Value], seed: Value, y: Value) -> list[Value]:
-    """A scan over the places of y: its body is the pullback of one row, its constants what the pullback reads of the forward pass."""
+    """A scan over the places of y.
+
+    Its body is the pullback of one row, its constants what the pullback reads of the forward pass.
+    """
     count = product(y.shape)
     nodes = reachable(cts)
     inside, made = {id(seed)}, set[int]()  # what depends on the row; what is made of nothing but constants

@@ -1,6 +1,7 @@
 """The whole algebra: `PRIMITIVES`, and one typed function per primitive.
 
-Used as `from .. import primitives as p`; a rule reaches another primitive at call time (`p.mul`), so there is no import cycle.
+Used as `from .. import primitives as p`; a rule reaches another primitive at call time (`p.mul`), so there is no import
+cycle.
 """
 
 from __future__ import annotations
@@ -97,11 +98,12 @@ PRIMITIVES: tuple[Primitive, ...] = (*STRUCTURAL, *CONTRACTION, *ELEMENTWISE, *C
 BY_NAME: dict[str, Primitive] = {primitive.name: primitive for primitive in PRIMITIVES}
 
 __all__ = [
-    "BY_NAME", "ELEMENTWISE", "PRIMITIVES", "Each", "Joint", "NoGrad", "Primitive", "abs", "acos", "acosh", "add", "argmax", "argsort", "asin",
-    "asinh", "atan", "atanh", "bit_and", "bit_cast", "bit_not", "bit_or", "bit_xor", "body_of", "broadcast", "cast", "concat", "cond", "cos", "cosh", "cumsum", "dim", "div",
-    "dot", "equal", "erf", "exp", "floor", "fold", "free_axes", "full", "gather", "input", "iota", "is_nan", "item", "kept_axes", "less",
-    "less_equal", "literal", "log", "logical_and", "logical_not", "logical_or", "logical_xor", "max", "min", "mul", "neg", "nonzero", "number", "pad",
-    "pow", "reduce_max", "reduce_min", "reduce_prod", "reduce_sum", "rem", "reshape", "reverse", "round", "scan", "scatter_add", "select",
-    "shift_left", "shift_right", "sign", "sin", "sinh", "slice", "sqrt", "stop_gradient", "tanh", "transpose", "truncate", "window",
-    "while_", "window_count",
+    "BY_NAME", "ELEMENTWISE", "PRIMITIVES", "Each", "Joint", "NoGrad", "Primitive", "abs", "acos", "acosh", "add",
+    "argmax", "argsort", "asin", "asinh", "atan", "atanh", "bit_and", "bit_cast", "bit_not", "bit_or", "bit_xor",
+    "body_of", "broadcast", "cast", "concat", "cond", "cos", "cosh", "cumsum", "dim", "div", "dot", "equal", "erf",
+    "exp", "floor", "fold", "free_axes", "full", "gather", "input", "iota", "is_nan", "item", "kept_axes", "less",
+    "less_equal", "literal", "log", "logical_and", "logical_not", "logical_or", "logical_xor", "max", "min", "mul",
+    "neg", "nonzero", "number", "pad", "pow", "reduce_max", "reduce_min", "reduce_prod", "reduce_sum", "rem",
+    "reshape", "reverse", "round", "scan", "scatter_add", "select", "shift_left", "shift_right", "sign", "sin",
+    "sinh", "slice", "sqrt", "stop_gradient", "tanh", "transpose", "truncate", "while_", "window", "window_count",
 ]  # fmt: skip

@@ -22,7 +22,7 @@ def _wide(x: np.ndarray) -> np.ndarray:
     return x.astype(np.float32) if x.dtype.itemsize <= 2 and x.dtype.kind not in "iub" else x
 
 
-# ---- dot -------------------------------------------------------------------------------------------------------------------------------
+# ---- dot -------------------------------------------------------------------------------------------------------------
 
 
 def free_axes(rank: int, contract: Axes, batch: Axes) -> Axes:
@@ -108,7 +108,7 @@ def dot(x: Value, y: Value, *, contract: Pair, batch: Pair = ((), ())) -> Value:
     )
 
 
-# ---- reductions ------------------------------------------------------------------------------------------------------------------------
+# ---- reductions ------------------------------------------------------------------------------------------------------
 
 
 def kept_axes(rank: int, axes: Axes) -> Axes:
@@ -144,7 +144,10 @@ def _np_extreme(name: str) -> Callable[..., np.ndarray]:
 
 
 def _extreme_vjp(ct: Value, y: Value, x: Value, *, axes: Axes, ties: str) -> Value:
-    """The cotangent goes to the extreme elements: split evenly among ties as PyTorch's `amax`, or all to the first as its `max`."""
+    """The cotangent goes to the extreme elements.
+
+    Split evenly among ties as PyTorch's `amax`, or all to the first as its `max`.
+    """
     if ties == "first":
         return _extreme_vjp_first(ct, y, x, axes)
     chosen = p.equal(x, _along(y, x, axes))
@@ -173,7 +176,10 @@ def _extreme_vjp_first(ct: Value, y: Value, x: Value, axes: Axes) -> Value:
 
 
 def _reduce_prod_vjp(ct: Value, y: Value, x: Value, *, axes: Axes) -> Value:
-    """`ct` times the product of the others: each row of a square holds x with one element replaced by 1. Exact at zeros, at every order."""
+    """`ct` times the product of the others: each row of a square holds x with one element replaced by 1.
+
+    Exact at zeros, at every order.
+    """
     kept = kept_axes(x.rank, axes)
     perm = (*kept, *axes)
     lined = p.transpose(x, perm=perm)
@@ -219,27 +225,39 @@ def _np_argsort(x: np.ndarray, *, axis: int, descending: bool) -> np.ndarray:
 
 
 reduce_sum_p = Primitive(
-    "reduce_sum", _reduce_type, lambda x, *, axes: np.asarray(np.sum(_wide(x), axis=axes, dtype=_wide(x).dtype)).astype(x.dtype, copy=False),
-    (lambda ct, y, x, *, axes: _along(ct, x, axes),), "the sum over axes",
-)  # fmt: skip
+    "reduce_sum",
+    _reduce_type,
+    lambda x, *, axes: np.asarray(np.sum(_wide(x), axis=axes, dtype=_wide(x).dtype)).astype(x.dtype, copy=False),
+    (lambda ct, y, x, *, axes: _along(ct, x, axes),),
+    "the sum over axes",
+)
 reduce_max_p = Primitive("reduce_max", _reduce_type, _np_extreme("max"), (_extreme_vjp,), "the largest over axes")
 reduce_min_p = Primitive("reduce_min", _reduce_type, _np_extreme("min"), (_extreme_vjp,), "the smallest over axes")
 reduce_prod_p = Primitive(
-    "reduce_prod", _reduce_type, lambda x, *, axes: np.asarray(np.prod(_wide(x), axis=axes, dtype=_wide(x).dtype)).astype(x.dtype, copy=False),
-    (_reduce_prod_vjp,), "the product over axes",
-)  # fmt: skip
+    "reduce_prod",
+    _reduce_type,
+    lambda x, *, axes: np.asarray(np.prod(_wide(x), axis=axes, dtype=_wide(x).dtype)).astype(x.dtype, copy=False),
+    (_reduce_prod_vjp,),
+    "the product over axes",
+)
 argmax_p = Primitive(
     "argmax", _argmax_type, _np_argmax, (NoGrad("an index"),),
     "the first place of the largest along an axis",
 )  # fmt: skip
 cumsum_p = Primitive(
-    "cumsum", _axis_type, _np_cumsum, (lambda ct, y, x, *, axis, reverse: p.cumsum(ct, axis=axis, reverse=not reverse),),
+    "cumsum",
+    _axis_type,
+    _np_cumsum,
+    (lambda ct, y, x, *, axis, reverse: p.cumsum(ct, axis=axis, reverse=not reverse),),
     "running sums along an axis, from its end where reverse",
-)  # fmt: skip
+)
 argsort_p = Primitive(
-    "argsort", lambda x, *, axis, descending: TensorType(i64, _axis_type(x, axis=axis).shape), _np_argsort, (NoGrad("indices"),),
+    "argsort",
+    lambda x, *, axis, descending: TensorType(i64, _axis_type(x, axis=axis).shape),
+    _np_argsort,
+    (NoGrad("indices"),),
     "the order that sorts an axis, ties by place",
-)  # fmt: skip
+)
 
 
 def reduce_sum(x: Value, *, axes: Axes) -> Value:
@@ -248,7 +266,10 @@ def reduce_sum(x: Value, *, axes: Axes) -> Value:
 
 
 def reduce_max(x: Value, *, axes: Axes, ties: str = "split") -> Value:
-    """The largest over `axes`. The cotangent is split evenly among ties, or goes to the first in row-major order (`ties="first"`)."""
+    """The largest over `axes`.
+
+    The cotangent is split evenly among ties, or goes to the first in row-major order (`ties="first"`).
+    """
     return bind(reduce_max_p, x, axes=tuple(sorted(axes)), ties=ties)
 
 
@@ -277,7 +298,7 @@ def argsort(x: Value, *, axis: int, descending: bool = False) -> Value:
     return bind(argsort_p, x, axis=axis, descending=descending)
 
 
-# ---- gather and scatter_add ------------------------------------------------------------------------------------------------------------
+# ---- gather and scatter_add ------------------------------------------------------------------------------------------
 
 
 def _gather_type(x: TensorType, i: TensorType, *, axis: int) -> TensorType:
@@ -305,13 +326,19 @@ def _np_scatter_add(u: np.ndarray, i: np.ndarray, *, axis: int, size: int) -> np
 INDEX = NoGrad("an index")
 
 gather_p = Primitive(
-    "gather", _gather_type, lambda x, i, *, axis: np.take(x, i, axis=axis),
-    (lambda ct, y, x, i, *, axis: p.scatter_add(ct, i, axis=axis, size=x.shape[axis]), INDEX), "x taken at indices along an axis",
-)  # fmt: skip
+    "gather",
+    _gather_type,
+    lambda x, i, *, axis: np.take(x, i, axis=axis),
+    (lambda ct, y, x, i, *, axis: p.scatter_add(ct, i, axis=axis, size=x.shape[axis]), INDEX),
+    "x taken at indices along an axis",
+)
 scatter_add_p = Primitive(
-    "scatter_add", _scatter_type, _np_scatter_add, (lambda ct, y, u, i, *, axis, size: p.gather(ct, i, axis=axis), INDEX),
+    "scatter_add",
+    _scatter_type,
+    _np_scatter_add,
+    (lambda ct, y, u, i, *, axis, size: p.gather(ct, i, axis=axis), INDEX),
     "zeros with updates added at indices along an axis, the transpose of gather",
-)  # fmt: skip
+)
 
 
 def _nonzero_type(x: TensorType, *, size: Dim) -> TensorType:
@@ -327,23 +354,30 @@ def _np_nonzero(x: np.ndarray, *, size: int) -> np.ndarray:
     return places
 
 
-nonzero_p = Primitive(
-    "nonzero", _nonzero_type, _np_nonzero, (NoGrad("places"),), "the places where x holds, ascending"
-)
+nonzero_p = Primitive("nonzero", _nonzero_type, _np_nonzero, (NoGrad("places"),), "the places where x holds, ascending")
 
 
 def nonzero(x: Value, *, size: Dim) -> Value:
-    """The places (int64) where a vector of bools holds, ascending. How many depends on data: `size` is the symbol that stands for it."""
+    """The places (int64) where a vector of bools holds, ascending. How many depends on data.
+
+    `size` is the symbol that stands for it.
+    """
     return bind(nonzero_p, x, size=simplest(size))
 
 
 def gather(x: Value, i: Value, *, axis: int = 0) -> Value:
-    """`x` taken at the int64 indices `i` along `axis`: `y[.., i.., ..] = x[.., i[..], ..]`. An index lies in `-size .. size - 1`."""
+    """`x` taken at the int64 indices `i` along `axis`: `y[.., i.., ..] = x[.., i[..], ..]`. An index lies in `-size ..
+
+    Size - 1`.
+    """
     return bind(gather_p, x, i, axis=axis)
 
 
 def scatter_add(u: Value, i: Value, *, axis: int = 0, size: Dim) -> Value:
-    """Zeros of `size` along `axis`, with the updates `u` added at the indices `i`: the transpose of `gather`. Repeated indices add up."""
+    """Zeros of `size` along `axis`, with the updates `u` added at the indices `i`: the transpose of `gather`.
+
+    Repeated indices add up.
+    """
     return bind(scatter_add_p, u, i, axis=axis, size=simplest(size))
 
 

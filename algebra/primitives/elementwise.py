@@ -18,7 +18,7 @@ PIECEWISE = NoGrad("piecewise constant")
 DISCRETE = NoGrad("takes no floating operand")
 
 
-# ---- type rules ------------------------------------------------------------------------------------------------------------------------
+# ---- type rules ------------------------------------------------------------------------------------------------------
 
 
 def check_same(*types: TensorType) -> None:
@@ -63,7 +63,7 @@ def comparison(x: TensorType, y: TensorType) -> TensorType:
     return TensorType(bool_, x.shape)
 
 
-# ---- numpy meanings --------------------------------------------------------------------------------------------------------------------
+# ---- numpy meanings --------------------------------------------------------------------------------------------------
 
 
 def _keep(f: Any) -> Any:
@@ -132,7 +132,7 @@ def _np_cast(x: np.ndarray, *, dtype: DType) -> np.ndarray:
     return x.astype(to)
 
 
-# ---- VJP rules -------------------------------------------------------------------------------------------------------------------------
+# ---- VJP rules -------------------------------------------------------------------------------------------------------
 
 
 def _to_larger(ct: Value, x: Value, y: Value) -> Value:
@@ -206,7 +206,7 @@ def _bit_cast_type(x: TensorType, *, dtype: DType) -> TensorType:
     return TensorType(dtype, x.shape)
 
 
-# ---- the records -----------------------------------------------------------------------------------------------------------------------
+# ---- the records -----------------------------------------------------------------------------------------------------
 
 add_p = Primitive("add", number, _keep(np.add), (lambda ct, z, x, y: ct, lambda ct, z, x, y: ct), "x + y")
 mul_p = Primitive(
@@ -245,9 +245,12 @@ sqrt_p = Primitive(
 )
 tanh_p = Primitive("tanh", floating, _keep(np.tanh), (lambda ct, y, x: p.mul(ct, _one_minus_square(y)),), "tanh x")
 erf_p = Primitive(
-    "erf", floating, _keep(_np_erf),
-    (lambda ct, y, x: _scaled(ct, 2 / math.sqrt(math.pi), p.exp(p.neg(p.mul(x, x)))),), "2 / sqrt(pi) * integral of exp(-t*t) from 0 to x",
-)  # fmt: skip
+    "erf",
+    floating,
+    _keep(_np_erf),
+    (lambda ct, y, x: _scaled(ct, 2 / math.sqrt(math.pi), p.exp(p.neg(p.mul(x, x)))),),
+    "2 / sqrt(pi) * integral of exp(-t*t) from 0 to x",
+)
 sin_p = Primitive("sin", floating, _keep(np.sin), (lambda ct, y, x: p.mul(ct, p.cos(x)),), "sin x")
 cos_p = Primitive("cos", floating, _keep(np.cos), (lambda ct, y, x: p.mul(ct, p.neg(p.sin(x))),), "cos x")
 sinh_p = Primitive("sinh", floating, _keep(np.sinh), (lambda ct, y, x: p.mul(ct, p.cosh(x)),), "sinh x")
@@ -273,9 +276,12 @@ equal_p = Primitive("equal", comparison, np.equal, (PIECEWISE, PIECEWISE), "x ==
 less_p = Primitive("less", comparison, np.less, (PIECEWISE, PIECEWISE), "x < y")
 less_equal_p = Primitive("less_equal", comparison, np.less_equal, (PIECEWISE, PIECEWISE), "x <= y")
 is_nan_p = Primitive(
-    "is_nan", lambda x: TensorType(bool_, floating(x).shape), lambda x: np.isnan(x.astype(np.float32) if x.dtype.itemsize <= 2 else x),
-    (PIECEWISE,), "x is not a number",
-)  # fmt: skip
+    "is_nan",
+    lambda x: TensorType(bool_, floating(x).shape),
+    lambda x: np.isnan(x.astype(np.float32) if x.dtype.itemsize <= 2 else x),
+    (PIECEWISE,),
+    "x is not a number",
+)
 logical_not_p = Primitive("logical_not", logical, np.logical_not, (DISCRETE,), "not x")
 logical_and_p = Primitive("logical_and", logical, np.logical_and, (DISCRETE, DISCRETE), "x and y")
 logical_or_p = Primitive("logical_or", logical, np.logical_or, (DISCRETE, DISCRETE), "x or y")
@@ -306,14 +312,14 @@ stop_gradient_p = Primitive(
 )
 
 ELEMENTWISE = (
-    add_p, mul_p, neg_p, div_p, rem_p, max_p, min_p, pow_p, abs_p, sign_p, floor_p, round_p, exp_p, log_p, sqrt_p, tanh_p, erf_p, sin_p,
-    cos_p, sinh_p, cosh_p, asin_p, acos_p, atan_p, asinh_p, acosh_p, atanh_p, equal_p, less_p, less_equal_p, is_nan_p, logical_not_p,
-    logical_and_p, logical_or_p, logical_xor_p, bit_not_p, bit_and_p, bit_or_p, bit_xor_p, shift_left_p, shift_right_p, select_p, cast_p,
-    bit_cast_p, stop_gradient_p,
+    add_p, mul_p, neg_p, div_p, rem_p, max_p, min_p, pow_p, abs_p, sign_p, floor_p, round_p, exp_p, log_p, sqrt_p,
+    tanh_p, erf_p, sin_p, cos_p, sinh_p, cosh_p, asin_p, acos_p, atan_p, asinh_p, acosh_p, atanh_p, equal_p, less_p,
+    less_equal_p, is_nan_p, logical_not_p, logical_and_p, logical_or_p, logical_xor_p, bit_not_p, bit_and_p,
+    bit_or_p, bit_xor_p, shift_left_p, shift_right_p, select_p, cast_p, bit_cast_p, stop_gradient_p,
 )  # fmt: skip
 
 
-# ---- typed functions -------------------------------------------------------------------------------------------------------------------
+# ---- typed functions -------------------------------------------------------------------------------------------------
 
 
 def add(x: Value, y: Value) -> Value:

@@ -32,20 +32,23 @@ class Each:
 
 @dataclass(frozen=True, slots=True)
 class Joint:
-    """One rule for all operands of a primitive with several results: `rule(cts, y, *operands, wanted=positions, **params)`.
+    """One rule for all operands of a primitive with several results.
+
+    It is called as `rule(cts, y, *operands, wanted=positions, **params)`.
 
     `cts` has a cotangent or None for each result; the rule returns a cotangent or None for each operand.
     """
 
-    rule: Callable[..., "tuple[Value | None, ...]"]
+    rule: Callable[..., tuple[Value | None, ...]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Primitive:
     """One operation of the algebra.
 
-    `type_rule(*operand types, **params)` gives the result's type or raises `TypeMismatch`; `numpy(*arrays, **params)` is its meaning, with
-    every dim in the parameters an int; `vjp` has one rule or `NoGrad` per operand. A rule is called as `rule(ct, y, *operands, **params)`.
+    `type_rule(*operand types, **params)` gives the result's type or raises `TypeMismatch`; `numpy(*arrays, **params)`
+    is its meaning, with every dim in the parameters an int; `vjp` has one rule or `NoGrad` per operand. A rule is
+    called as `rule(ct, y, *operands, **params)`.
     """
 
     name: str

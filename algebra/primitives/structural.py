@@ -15,7 +15,7 @@ from .record import Each, NoGrad, Primitive
 
 _Span = slice  # numpy's; the name is the primitive's below
 
-# ---- sources ---------------------------------------------------------------------------------------------------------------------------
+# ---- sources ---------------------------------------------------------------------------------------------------------
 
 
 def _np_input(**params: Any) -> np.ndarray:
@@ -76,7 +76,7 @@ def number(value: float, like: Value) -> Value:
     return full(value, like.dtype, like.shape)
 
 
-# ---- broadcast, reshape, transpose -----------------------------------------------------------------------------------------------------
+# ---- broadcast, reshape, transpose -----------------------------------------------------------------------------------
 
 
 def _broadcast_type(x: TensorType, *, shape: Shape, axes: tuple[int, ...]) -> TensorType:
@@ -85,7 +85,8 @@ def _broadcast_type(x: TensorType, *, shape: Shape, axes: tuple[int, ...]) -> Te
     for d, a in zip(x.shape, axes, strict=True):
         if not equal(d, shape[a]):
             raise TypeMismatch(
-                f"{x!r} does not fit axes {list(axes)} of {show_shape(shape)}: broadcast places axes, it never stretches one"
+                f"{x!r} does not fit axes {list(axes)} of {show_shape(shape)}: "
+                "broadcast places axes, it never stretches one"
             )
     return TensorType(x.dtype, shape)
 
@@ -127,9 +128,12 @@ broadcast_p = Primitive(
     "x placed at `axes` of `shape`, repeated along the others",
 )
 reshape_p = Primitive(
-    "reshape", _reshape_type, lambda x, *, shape: x.reshape(shape), (lambda ct, y, x, *, shape: p.reshape(ct, shape=x.shape),),
+    "reshape",
+    _reshape_type,
+    lambda x, *, shape: x.reshape(shape),
+    (lambda ct, y, x, *, shape: p.reshape(ct, shape=x.shape),),
     "the same elements in row-major order",
-)  # fmt: skip
+)
 transpose_p = Primitive(
     "transpose", _transpose_type, lambda x, *, perm: np.transpose(x, perm), (_transpose_vjp,), "axes permuted"
 )
@@ -150,16 +154,16 @@ def transpose(x: Value, *, perm: tuple[int, ...]) -> Value:
     return bind(transpose_p, x, perm=tuple(perm))
 
 
-# ---- slice, reverse, pad, concat -------------------------------------------------------------------------------------------------------
+# ---- slice, reverse, pad, concat -------------------------------------------------------------------------------------
 
 
 def _slice_type(x: TensorType, *, start: Shape, limit: Shape, stride: tuple[int, ...]) -> TensorType:
     if not len(start) == len(limit) == len(stride) == x.rank:
         raise TypeMismatch(f"start, limit and stride need one entry per axis of {x!r}")
-    for s, l, d, k in zip(start, limit, x.shape, stride, strict=True):
+    for s, lo, d, k in zip(start, limit, x.shape, stride, strict=True):
         if isinstance(k, int) and k < 1:
             raise TypeMismatch(f"strides of a slice are positive, found {list(stride)} (reverse first)")
-        for large, small in ((s, 0), (l, s), (d, l)):
+        for large, small in ((s, 0), (lo, s), (d, lo)):
             try:
                 inside = at_least(large, small)
             except InconclusiveDim:
@@ -168,7 +172,9 @@ def _slice_type(x: TensorType, *, start: Shape, limit: Shape, stride: tuple[int,
                 raise TypeMismatch(f"slice {show_shape(start)} to {show_shape(limit)} leaves {x!r}")
     return TensorType(
         x.dtype,
-        tuple(ceildiv(l - s, k) if k != 1 else simplest(l - s) for s, l, k in zip(start, limit, stride, strict=True)),
+        tuple(
+            ceildiv(lo - s, k) if k != 1 else simplest(lo - s) for s, lo, k in zip(start, limit, stride, strict=True)
+        ),
     )
 
 
@@ -206,19 +212,19 @@ def _pad_type(x: TensorType, *, low: Shape, high: Shape, interior: tuple[int, ..
             continue  # a constraint of the graph
     return TensorType(
         x.dtype,
-        tuple(simplest(l + _pad_extent(n, i) + h) for l, n, h, i in zip(low, x.shape, high, interior, strict=True)),
+        tuple(simplest(lo + _pad_extent(n, i) + h) for lo, n, h, i in zip(low, x.shape, high, interior, strict=True)),
     )
 
 
 def _np_pad(
     x: np.ndarray, *, low: tuple[int, ...], high: tuple[int, ...], interior: tuple[int, ...], value: float
 ) -> np.ndarray:
-    shape = [l + (n + (n - 1) * i if n else 0) + h for l, n, h, i in zip(low, x.shape, high, interior, strict=True)]
+    shape = [lo + (n + (n - 1) * i if n else 0) + h for lo, n, h, i in zip(low, x.shape, high, interior, strict=True)]
     out = np.full(shape, value, x.dtype)
     out[
         tuple(
-            _Span(l, l + (n - 1) * (i + 1) + 1 if n else l, i + 1)
-            for l, n, i in zip(low, x.shape, interior, strict=True)
+            _Span(lo, lo + (n - 1) * (i + 1) + 1 if n else lo, i + 1)
+            for lo, n, i in zip(low, x.shape, interior, strict=True)
         )
     ] = x
     return out
@@ -228,7 +234,7 @@ def _pad_vjp(
     ct: Value, y: Value, x: Value, *, low: Shape, high: Shape, interior: tuple[int, ...], value: float
 ) -> Value:
     """The places of the operand, sliced out."""
-    limit = tuple(simplest(l + _pad_extent(n, i)) for l, n, i in zip(low, x.shape, interior, strict=True))
+    limit = tuple(simplest(lo + _pad_extent(n, i)) for lo, n, i in zip(low, x.shape, interior, strict=True))
     return p.slice(ct, start=low, limit=limit, stride=tuple(i + 1 for i in interior))
 
 
@@ -265,7 +271,7 @@ def _np_reverse(x: np.ndarray, *, axes: tuple[int, ...]) -> np.ndarray:
 
 slice_p = Primitive(
     "slice", _slice_type,
-    lambda x, *, start, limit, stride: x[tuple(_Span(s, l, k) for s, l, k in zip(start, limit, stride, strict=True))],
+    lambda x, *, start, limit, stride: x[tuple(_Span(s, lo, k) for s, lo, k in zip(start, limit, stride, strict=True))],
     (_slice_vjp,), "elements start, start + stride, ... below limit of each axis",
 )  # fmt: skip
 reverse_p = Primitive(
@@ -285,8 +291,11 @@ concat_p = Primitive(
 )
 
 
-def slice(x: Value, *, start: Shape, limit: Shape, stride: tuple[int, ...] | None = None) -> Value:  # noqa: A001
-    """Elements `start, start + stride, ...` below `limit` of each axis; `0 <= start <= limit <= size`, `stride >= 1`."""
+def slice(x: Value, *, start: Shape, limit: Shape, stride: tuple[int, ...] | None = None) -> Value:
+    """Elements `start, start + stride, ...` below `limit` of each axis.
+
+    `0 <= start <= limit <= size`, `stride >= 1`.
+    """
     return bind(
         slice_p,
         x,
@@ -302,7 +311,10 @@ def reverse(x: Value, *, axes: tuple[int, ...]) -> Value:
 
 
 def pad(x: Value, *, low: Shape, high: Shape, interior: tuple[int, ...] | None = None, value: float = 0) -> Value:
-    """`value` placed `low` times before, `high` times after, and `interior` times between the elements of each axis; none negative."""
+    """`value` placed `low` times before, `high` times after, and `interior` times between the elements of each axis.
+
+    None negative.
+    """
     low, high = tuple(map(simplest, low)), tuple(map(simplest, high))
     return bind(pad_p, x, low=low, high=high, interior=tuple(interior or (0,) * x.rank), value=value)
 
@@ -312,7 +324,7 @@ def concat(*xs: Value, axis: int) -> Value:
     return bind(concat_p, *xs, axis=axis)
 
 
-# ---- window and fold -------------------------------------------------------------------------------------------------------------------
+# ---- window and fold -------------------------------------------------------------------------------------------------
 
 
 def window_count(extent: Dim, size: Dim, stride: int, dilation: int) -> Dim:
@@ -465,7 +477,7 @@ def fold(
     )
 
 
-# ---- results of nodes with several -----------------------------------------------------------------------------------------------------
+# ---- results of nodes with several -----------------------------------------------------------------------------------
 
 
 def _item_type(x: Type, *, index: int) -> TensorType:
@@ -489,5 +501,6 @@ def item(x: Value, *, index: int) -> Value:
 
 
 STRUCTURAL = (
-    input_p, literal_p, dim_p, iota_p, broadcast_p, reshape_p, transpose_p, slice_p, reverse_p, pad_p, concat_p, window_p, fold_p, item_p,
+    input_p, literal_p, dim_p, iota_p, broadcast_p, reshape_p, transpose_p, slice_p, reverse_p, pad_p, concat_p,
+    window_p, fold_p, item_p,
 )  # fmt: skip
