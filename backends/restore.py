@@ -37,7 +37,8 @@ def restored(
 ) -> ModelProto:
     """A copy of the model with these values in place of its stored tensors of those names.
 
-    Initializers, sparse ones and `Constant` nodes are changed where they stand, in nested graphs and functions too, where a name is the path to it.
+    Initializers, sparse ones, `Constant` nodes and the numbers in attributes are changed where they stand, in nested graphs and functions too, where a
+    name is the path to it.
     """
     new = ModelProto()
     new.CopyFrom(model)
@@ -120,7 +121,12 @@ def _in_nodes(nodes: Sequence[NodeProto], prefix: str, left: dict[str, np.ndarra
             if (found := _take(left, prefix, node.output[0], by_suffix)) is not None:
                 _replace_constant(node, found)
             continue
+        name = node.name or next(iter(filter(None, node.output)), node.op_type)
         for attribute in node.attribute:
+            if attribute.type in (AttributeProto.FLOATS, AttributeProto.TENSOR):
+                if (found := _take(left, prefix, f"{name}/{attribute.name}")) is not None:
+                    _replace_attribute(attribute, found)
+                continue
             graphs = {AttributeProto.GRAPH: [attribute.g], AttributeProto.GRAPHS: list(attribute.graphs)}.get(
                 attribute.type, []
             )
@@ -144,6 +150,16 @@ def _replace_constant(node: NodeProto, value: np.ndarray) -> None:
         return
     del node.attribute[:]
     node.attribute.append(onnx.helper.make_attribute("value", numpy_helper.from_array(value)))
+
+
+def _replace_attribute(attribute: AttributeProto, value: np.ndarray) -> None:
+    """The numbers of an attribute (the leaves of trees, say) replaced."""
+    if attribute.type == AttributeProto.TENSOR:
+        _replace(attribute.t, value)
+        return
+    if (len(attribute.floats),) != value.shape:
+        raise PullbackError(f"{attribute.name!r} has {len(attribute.floats)} numbers, the trained value {value.size}")
+    attribute.floats[:] = value.tolist()
 
 
 def _replace(tensor: TensorProto, value: np.ndarray) -> None:

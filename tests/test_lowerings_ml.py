@@ -13,6 +13,7 @@ from one_node import ML, Case, check_emission, check_gradients, check_values, ru
 from pullback.algebra.errors import Refusal
 from pullback.algebra.evaluate import evaluate
 from pullback.algebra.graph import Constant
+from pullback.backends.restore import restored
 from pullback.frontends.onnx_import import load
 
 
@@ -190,3 +191,12 @@ def test_a_trained_leaf_changes_the_value() -> None:
     before = evaluate(graph, {"x0": X})["y0"]
     doubled = {n: Constant(c.array * 2) for n, c in graph.data.items()}
     np.testing.assert_allclose(evaluate(graph.with_(data=doubled), {"x0": X})["y0"], 2 * before, rtol=1e-6)
+
+
+def test_trained_leaves_go_back_into_the_model() -> None:
+    model = ml("TreeEnsembleRegressor", [X], **TREE, **LEAVES, target_ids=[0] * 5, n_targets=1).model()
+    values = {"node/target_weights": np.arange(5, dtype=np.float32)}
+    trained = restored(model, values)
+    graph = load(model)
+    expected = evaluate(graph.with_(data={n: Constant(a) for n, a in values.items()}), {"x0": X})["y0"]
+    np.testing.assert_allclose(run_onnxruntime(trained, {"x0": X})["y0"], expected, rtol=1e-6)
