@@ -10,14 +10,14 @@ Sigmoid is not raised: onnxruntime 1.32 gives 0 from -18 on and is off by a sixt
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ...algebra import primitives as p
-from ...algebra.dims import Dim, Shape, product, simplest
+from ...algebra.dims import Shape, product, simplest
 from ...algebra.graph import Graph, Value, bind, current
 from ...algebra.passes import FINAL, RULES
 from ...algebra.passes.layout import strided_limit
@@ -125,9 +125,9 @@ def raise_conv(v: Value) -> Value | None:
 def _weight_gradient(v: Value, s: _Sides) -> Value | None:
     """The weight gradient of an ungrouped convolution, in the form that was fastest of eight on onnxruntime 1.32.
 
-    With one step between windows: taps of the last axis are slices of x, taps of the axis before are shifts of the cotangent, both stacked
-    as channels, so that one product of matrices per sample gives all taps; the products are added up. Otherwise a convolution in which samples
-    are the channels and channels a further spatial axis.
+    With one step between windows, or few channels: taps are slices of x stacked as channels, so that one product of matrices per sample gives all
+    of them, and the products are added up; with one step, taps of the first axis may be shifts of the cotangent instead, where less is moved then.
+    Otherwise a convolution in which samples are the channels and channels a further spatial axis.
     """
     a, window = s.one, s.one.params
     x, spatial, n = a.operands[0], list(window["axes"]), len(window["axes"])
@@ -146,48 +146,62 @@ def _weight_gradient(v: Value, s: _Sides) -> Value | None:
     plain = all(k == 1 for k in (*window["strides"], *window["dilations"]))
     image = _arranged(x, samples, channels, *([i] for i in spatial))
     pixels, features = image.shape[1], ct.shape[1]
-    if all(k == 1 for k in window["sizes"]):
-        y = _taps_as_channels(_strided(image, ct.shape[2:], window["strides"]), ct, window["sizes"])
-    elif plain and isinstance(pixels, int) and isinstance(features, int) and pixels * features >= 64:
-        y = _taps_as_channels(image, ct, window["sizes"])
+    static = isinstance(pixels, int) and isinstance(features, int)
+    taps_of_x = math.prod(window["sizes"]) * pixels if static else 0
+    shared = (window["sizes"][-1] * pixels + math.prod(window["sizes"][:-1]) * features) if static else 0
+    if static and plain and shared < taps_of_x and len(window["sizes"]) == 2:
+        y = _taps_of_both(image, ct, window["sizes"])
+    elif static and (plain or pixels <= 4 or taps_of_x == pixels):
+        y = _taps_of_x(image, ct, window)
     else:
         y = _samples_as_channels(x, s, samples, channels, spatial, ct)
     split = (*(s.other.shape[i] for i in outs), *(x.shape[i] for i in channels), *window["sizes"])
     return _ordered(p.reshape(y, shape=split), labels, s.labels())
 
 
-def _taps_as_channels(x: Value, ct: Value, sizes: Shape) -> Value:
-    """The gradient `[O, C, K..]` of the weight from `x[N, C, S..]` and `ct[N, O, S'..]`, the steps between windows 1."""
-    last, count = x.rank - 1, sizes[-1]
-    width = ct.shape[-1]
-    slices = [_sliced(x, last, k, simplest(k + width)) for k in range(count)]
-    slab = p.concat(*slices, axis=1)
-    shifts = [ct]
-    if len(sizes) == 2:
-        rows = sizes[0]
-        assert isinstance(rows, int)
-        shifts = [p.pad(ct, low=(0, 0, k, 0), high=(0, 0, rows - 1 - k, 0)) for k in range(rows)]
-    shifted = p.concat(*shifts, axis=1)
-    n, length = x.shape[0], product(slab.shape[2:])
-    left = p.reshape(shifted, shape=(n, shifted.shape[1], length))
-    right = p.reshape(slab, shape=(n, slab.shape[1], length))
-    shape = (n, shifted.shape[1], slab.shape[1])
-    each = raised("MatMul", left, p.transpose(right, perm=(0, 2, 1)), result=TensorType(x.dtype, shape))
-    total = p.reshape(p.reduce_sum(each, axes=(0,)), shape=(*sizes[:-1], ct.shape[1], count, x.shape[1]))
-    return p.transpose(total, perm=(1, 3, 0, 2) if len(sizes) == 2 else (0, 2, 1))
+def _taps_of_x(x: Value, ct: Value, window: Mapping[str, Any]) -> Value:
+    """The gradient `[O, C, K..]` of the weight from `x[N, C, S..]` and `ct[N, O, S'..]`: every tap a slice of x."""
+    sizes, strides, dilations = window["sizes"], window["strides"], window["dilations"]
+    axes = range(2, x.rank)
+    slices = [
+        _sliced(x, axes, [k * d for k, d in zip(tap, dilations, strict=True)], ct.shape[2:], strides)
+        for tap in np.ndindex(*sizes)
+    ]
+    total = _summed_products(ct, p.concat(*slices, axis=1))
+    parted = p.reshape(total, shape=(ct.shape[1], *sizes, x.shape[1]))
+    return p.transpose(parted, perm=(0, len(sizes) + 1, *range(1, len(sizes) + 1)))
 
 
-def _strided(x: Value, counts: Shape, strides: Sequence[int]) -> Value:
-    """Every stride-th element of the axes from 2 on."""
-    limit = (*x.shape[:2], *(strided_limit(0, n, k) if k > 1 else n for n, k in zip(counts, strides, strict=True)))
-    return p.slice(x, start=(0,) * x.rank, limit=limit, stride=(1, 1, *strides))
+def _taps_of_both(x: Value, ct: Value, sizes: tuple[int, int]) -> Value:
+    """The same where the steps between windows are 1: taps of the last axis are slices of x, those of the axis before shifts of ct."""
+    rows, columns = sizes
+    slices = [_sliced(x, [3], [k], ct.shape[3:], (1,)) for k in range(columns)]
+    shifts = [p.pad(ct, low=(0, 0, k, 0), high=(0, 0, rows - 1 - k, 0)) for k in range(rows)]
+    total = _summed_products(p.concat(*shifts, axis=1), p.concat(*slices, axis=1))
+    return p.transpose(p.reshape(total, shape=(rows, ct.shape[1], columns, x.shape[1])), perm=(1, 3, 0, 2))
 
 
-def _sliced(x: Value, axis: int, start: int, limit: Dim) -> Value:
-    """A slice that stays one: taken of what is padded once, not of a pad of its own."""
-    shape = tuple(simplest(limit - start) if i == axis else d for i, d in enumerate(x.shape))
-    ends = _shape((limit,))
-    return raised("Slice", x, _shape((start,)), ends, _shape((axis,)), result=TensorType(x.dtype, shape))
+def _summed_products(a: Value, b: Value) -> Value:
+    """`sum over n of a[n] @ b[n]'` for `a[N, I, S..]` and `b[N, J, S..]`, a product of matrices for each n."""
+    n, length = a.shape[0], product(a.shape[2:])
+    left, right = (p.reshape(v, shape=(n, v.shape[1], length)) for v in (a, b))
+    shape = (n, a.shape[1], b.shape[1])
+    each = raised("MatMul", left, p.transpose(right, perm=(0, 2, 1)), result=TensorType(a.dtype, shape))
+    return p.reduce_sum(each, axes=(0,))
+
+
+def _sliced(x: Value, axes: Sequence[int], start: Sequence[int], counts: Shape, strides: Sequence[int]) -> Value:
+    """A slice that stays one: taken of what is padded once, not a pad of a slice of its own."""
+    shape, limit = list(x.shape), []
+    for a, first, n, k in zip(axes, start, counts, strides, strict=True):
+        shape[a] = n
+        limit.append(strided_limit(first, n, k))
+    inputs = [_shape(tuple(start)), _shape(tuple(limit)), _shape(tuple(axes))]
+    if any(k != 1 for k in strides):
+        inputs.append(_shape(tuple(strides)))
+    if same_dims(shape, x.shape):
+        return x
+    return raised("Slice", x, *inputs, result=TensorType(x.dtype, tuple(shape)))
 
 
 def _samples_as_channels(
@@ -652,10 +666,17 @@ def masked_by_product(v: Value) -> Value | None:
         return None
     memo = _builder().notes
     if is_splat(x, 0) and splat(y) is None and _tame(y, memo):
-        return p.mul(y, p.cast(p.logical_not(c), dtype=v.dtype))
+        return p.mul(y, p.cast(_negation(c), dtype=v.dtype))
     if is_splat(y, 0) and splat(x) is None and _tame(x, memo):
         return p.mul(x, p.cast(c, dtype=v.dtype))
     return None
+
+
+def _negation(c: Value) -> Value:
+    """`not c`; of `Relu(x) <= 0` its other form, as all is NaN where the Relu is."""
+    if op(c) == "less_equal" and is_raised(c.operands[0], "Relu"):
+        return p.less(c.operands[1], c.operands[0])
+    return p.logical_not(c)
 
 
 _TAME = frozenset(
