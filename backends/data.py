@@ -78,7 +78,7 @@ class Arrays:
                 consecutive = rows.size > 0 and rows[-1] - rows[0] == rows.size - 1 and bool(np.all(np.diff(rows) == 1))
                 index = slice(int(rows[0]), int(rows[-1]) + 1) if consecutive else rows
                 array = array[(slice(None),) * axis + (index,)]
-            batch[e.name] = np.ascontiguousarray(converted(array, e))
+            batch[e.name] = np.asarray(converted(array, e), order="C")
         return batch
 
     def count(self, batch_size: int, drop_last: bool = False) -> int:
@@ -110,11 +110,11 @@ class Batches:
             missing = [e.name for e in self.entries if e.name not in item]
             if missing:
                 raise Refusal("a batch lacks inputs", [f"no {n!r}" for n in missing])
-            return {e.name: np.ascontiguousarray(converted(item[e.name], e)) for e in self.entries}
+            return {e.name: np.asarray(converted(item[e.name], e), order="C") for e in self.entries}
         if len(item) != len(self.entries):
             names = ", ".join(e.name for e in self.entries)
             raise PullbackError(f"a batch holds {len(item)} arrays, but the step takes {len(self.entries)}: {names}")
-        return {e.name: np.ascontiguousarray(converted(a, e)) for e, a in zip(self.entries, item, strict=True)}
+        return {e.name: np.asarray(converted(a, e), order="C") for e, a in zip(self.entries, item, strict=True)}
 
     def count(self, batch_size: int, drop_last: bool = False) -> int | None:
         """The number of batches, where it is known."""

@@ -23,7 +23,7 @@ from ..algebra.errors import PullbackError, Refusal
 from ..algebra.graph import Constant, Graph
 from ..algebra.passes import default as simplified
 from ..algebra.signature import Entry, Signature
-from .data import Arrays, Batch, Data, numpy_dtype, open_data
+from .data import Arrays, Batch, Data, converted, numpy_dtype, open_data
 from .metrics import Metric, metric_named
 from .onnx_export import to_onnx
 from .progress import Progress, progress_for
@@ -79,6 +79,7 @@ class _Models:
     def __init__(self, signature: Signature, initial: Callable[[str], np.ndarray | None], make: Callable[[str], ModelProto | None],
                  original: Callable[[], tuple[ModelProto, Sequence[Any], Path | None] | None]) -> None:  # fmt: skip
         self.signature, self.initial, self.original, self._make = signature, initial, original, make
+        self.constants: tuple[str, ...] = ()  # frozen values that enter as inputs, where a file does not hold them
         self._made: dict[str, ModelProto | None] = {}
 
     def get(self, kind: str) -> ModelProto | None:
@@ -122,7 +123,10 @@ def _from_files(path: str | Path, others: Mapping[str, str | Path]) -> _Models:
             return opened(others[kind])
         return model if kind == "gradients" or (kind == "evaluation" and not _modes(signature)) else None
 
-    return _Models(signature, initial, make, lambda: original_of(model, initial))
+    models = _Models(signature, initial, make, lambda: original_of(model, initial))
+    known = {e.name for e in signature.inputs}
+    models.constants = tuple(i.name for i in model.graph.input if i.name not in known)
+    return models
 
 
 def signature_of(model: ModelProto, name: str) -> Signature:
@@ -271,6 +275,7 @@ class Trainer:
         self.entries = tuple(e for e in self.signature.inputs if e.role in FED)
         self._arrays: tuple[Arrangement, Arrangement] = ({}, {})
         self._values: tuple[dict[str, ort.OrtValue], dict[str, ort.OrtValue]] = ({}, {})
+        self._constants: Arrangement = {}
         self._current = 0
         carried = set(self.signature.carried.values())
         missing = []
@@ -286,6 +291,13 @@ class Trainer:
             wrapped = _wrapped(first)
             self._values[0][e.name] = wrapped
             self._values[1][e.name] = wrapped if second is first else _wrapped(second)
+        for name in models.constants:
+            value = models.initial(name)
+            if value is None:
+                missing.append(f"constant {name!r}")
+                continue
+            self._constants[name] = np.array(value, order="C")
+            self._values[0][name] = self._values[1][name] = _wrapped(self._constants[name])
         if missing:
             raise Refusal("the training step lacks first values", [f"none for {m}" for m in missing])
         self._loss_name = self.signature.outputs_of("loss")[0].name
@@ -406,7 +418,7 @@ class Trainer:
         carried = {o: i for o, i in self.signature.carried.items() if o not in states}
         update = self._session("apply", list(carried), "apply")
         here, there = self._values[self._current], self._values[1 - self._current]
-        fed = {n: _wrapped(np.ascontiguousarray(gradients[p])) for p, n in names.items()}
+        fed = {n: _wrapped(np.asarray(gradients[p], order="C")) for p, n in names.items()}
         update.run(self._current, here, {o: there[i] for o, i in carried.items()}, fed)
         for i in states.values():
             self._arrays[1 - self._current][i][...] = self._arrays[self._current][i]
@@ -422,7 +434,7 @@ class Trainer:
         missing = [e.name for e in self.entries if e.name not in batch]
         if missing:
             raise Refusal("a batch lacks inputs", [f"no {n!r}" for n in missing])
-        return {e.name: _wrapped(np.ascontiguousarray(batch[e.name], numpy_dtype(e.dtype))) for e in self.entries}
+        return {e.name: _entering(batch[e.name], e) for e in self.entries}
 
     # ---- evaluation ----
 
@@ -459,11 +471,7 @@ class Trainer:
         missing = [n for n in session.inputs if n in known and n not in inputs]
         if missing:
             raise Refusal("inputs are missing", [f"no {n!r}" for n in missing])
-        fed = {
-            n: _wrapped(np.ascontiguousarray(inputs[n], numpy_dtype(known[n].dtype)))
-            for n in session.inputs
-            if n in known
-        }
+        fed = {n: _entering(inputs[n], known[n]) for n in session.inputs if n in known}
         found = session.run(self._current, self._values[self._current], {}, fed)
         return dict(zip(session.outputs, map(_unwrapped, found), strict=True))
 
@@ -651,6 +659,19 @@ class Trainer:
 
 
 Callback = Callable[[Trainer, Mapping[str, float]], Any]
+
+
+def _entering(array: Any, entry: Entry) -> ort.OrtValue:
+    """An array of a batch, in the dtype that the input takes and of its rank."""
+    given = np.asarray(converted(array, entry), order="C")
+    fits = given.ndim == len(entry.shape) and all(
+        d == n for d, n in zip(entry.shape, given.shape, strict=True) if isinstance(d, int)
+    )
+    if not fits:
+        raise PullbackError(
+            f"{entry.name!r} takes {entry.dtype} {list(entry.shape)}, found an array of shape {list(given.shape)}"
+        )
+    return _wrapped(given)
 
 
 def _static(entry: Entry) -> tuple[int, ...]:

@@ -443,3 +443,21 @@ def test_adapters_are_merged_at_export(tmp_path: Path) -> None:
         if before is not None:
             assert np.abs(y - before).max() > 1e-2
             np.testing.assert_allclose(y, run.predict({"x": x})["y"], rtol=1e-4, atol=1e-5)
+
+
+def test_a_batch_of_another_shape_or_kind_is_refused() -> None:
+    run, batch = trainer(), samples(4)
+    with pytest.raises(PullbackError, match=r"'x' takes float32 \['N', 6\], found an array of shape \[4, 5\]"):
+        run.step({**batch, "x": batch["x"][:, :5]})
+    with pytest.raises(PullbackError, match="cast it first"):
+        run.step({**batch, "target": batch["target"].astype(np.float32)})
+    with pytest.raises(Refusal, match="no 'target'"):
+        run.step({"x": batch["x"]})
+
+
+@pytest.mark.parametrize("embed", ["all", "frozen", "none"])
+def test_first_values_are_found_wherever_they_are(tmp_path: Path, embed: str) -> None:
+    step = made(lora=1)
+    save(simplified(step.graph), tmp_path / "train.onnx", profile="native", embed=embed)
+    run = Trainer.from_file(tmp_path / "train.onnx", threads=1)
+    assert run.step(samples(16)) == trainer(step).step(samples(16))
