@@ -17,6 +17,7 @@ from pullback.algebra.calculus.vjp import vjp
 from pullback.algebra.errors import Refusal
 from pullback.algebra.evaluate import evaluate
 from pullback.algebra.graph import Graph, building
+from pullback.algebra.passes.unroll import unroll
 from pullback.backends.onnx_export.emit import to_onnx
 from pullback.frontends.onnx_import import load
 
@@ -152,6 +153,28 @@ def test_an_empty_sequence_leaves_the_states_as_they_are() -> None:
     assert found["y0"].shape == (0, 1, BATCH, HIDDEN)
     np.testing.assert_array_equal(found["y1"], feeds["x5"])
     np.testing.assert_array_equal(found["y2"], feeds["x6"])
+
+
+@pytest.mark.parametrize("op", GATES)
+def test_steps_are_written_out_on_request(op: str) -> None:
+    case = layer(op, **BOTH)
+    expected = evaluate(load(case.model()), case.feeds())
+    for graph in (load(case.model(), unroll=True), unroll(load(case.model()))):
+        assert "scan" not in {v.primitive.name for v in graph.nodes}
+        for name, y in evaluate(graph, case.feeds()).items():
+            np.testing.assert_allclose(y, expected[name], rtol=1e-6)
+
+
+def test_the_gradient_of_a_scan_is_written_out_too() -> None:
+    case = layer("LSTM", lengths=[5, 2, 3], **BOTH)
+    graph = gradient_graph(load(case.model()))
+    plain = unroll(graph)
+    assert "scan" not in {v.primitive.name for v in plain.nodes}
+    feeds = case.feeds()
+    feeds |= {f"seed_{n}": draw(*y.shape, seed=9) for n, y in evaluate(load(case.model()), feeds).items()}
+    expected = evaluate(graph, feeds)
+    for name, y in evaluate(plain, feeds).items():
+        np.testing.assert_allclose(y, expected[name], rtol=1e-5, atol=1e-6)
 
 
 def test_second_derivatives_agree_with_differences() -> None:

@@ -19,6 +19,7 @@ from ....algebra import primitives as p
 from ....algebra.dims import Dim, at_least, dmax, dmin, simplest
 from ....algebra.errors import DimError, InconclusiveDim
 from ....algebra.graph import Graph, Value, building, inline, reachable
+from ....algebra.passes.unroll import unrolled
 from ....algebra.types import TensorType, bool_, i64
 from ..context import Node, Unify, Unsupported, reading, require_equal, require_same_shape
 from ..reader import Nested, Poisoned, Scope
@@ -60,6 +61,15 @@ def _values(arguments: Sequence[Argument], what: str) -> list[Value]:
             )
         found.append(a)
     return found
+
+
+def looped(
+    init: Sequence[Value], xs: Sequence[Value], consts: Sequence[Value], body: Graph, *, length: Dim, reverse: bool = False
+) -> tuple[Value, ...]:  # fmt: skip
+    """A scan; its steps one after the other where that is asked for and their number is known."""
+    if reading().options.get("unroll") and isinstance(length, int) and length <= UNROLLED:
+        return unrolled(init, xs, consts, body, length=length, reverse=reverse)
+    return p.scan(init, xs, consts, body, length=length, reverse=reverse)
 
 
 # ---- If --------------------------------------------------------------------------------------------------------------------------------
@@ -326,7 +336,7 @@ def _counted(this: _Loop, nested: Nested, state: list[Value], trips: Dim) -> tup
         inputs=(*(entered[i] for i in kept), index, *(entered[i] for i in same), *captured),
         outputs=dict([*(results[i] for i in kept), *results[n:]]),
     )
-    found = p.scan(
+    found = looped(
         [state[i] for i in kept], [p.iota(trips)], [*(state[i] for i in same), *nested.captured], body, length=trips
     )
     last = dict(zip(kept, found, strict=False))
@@ -412,7 +422,7 @@ def _masked(
     inputs += [("i", TensorType(i64, ())), *([("trips", TensorType(i64, ()))] * extra)]
     inputs += [(v.params["name"], _type(v)) for v in graph.inputs[1 + n :]]
     body = p.body_of(step, _unlike(inputs), outputs=["next_running", *titles[:n]], name="bounded")
-    on, *last = p.scan([running, *state], [p.iota(bound)], consts, body, length=bound)
+    on, *last = looped([running, *state], [p.iota(bound)], consts, body, length=bound)
     unfinished = on if count is None else p.logical_and(on, p.less(p.dim(bound), count))
     return tuple(_nan_where(unfinished, v) for v in last)
 
@@ -501,7 +511,7 @@ def scan(
     for x in xs[1:]:
         length = require_equal(length, x.shape[0], "the sequences of a Scan have one length")
     nested = _scan_body(node, body, [_type(s) for s in state], [TensorType(x.dtype, x.shape[1:]) for x in xs])
-    results = p.scan(state, xs, nested.captured, nested.graph, length=length, reverse=backward)
+    results = looped(state, xs, nested.captured, nested.graph, length=length, reverse=backward)
     stacks = results[len(state) :]
     out_axes = _each(scan_output_axes, len(stacks), "scan_output_axes")
     out_ways = _each(scan_output_directions, len(stacks), "scan_output_directions")
@@ -546,11 +556,11 @@ def scan_8(
     def one(*given: Value) -> Sequence[Value]:
         own, rest = given[: len(state)], given[len(state) + len(xs) :]
         slices = [*given[len(state) : len(state) + len(xs)], *([p.iota(length)] if lens else [])]
-        found = p.scan(own, slices, rest, graph, length=length, reverse=backward)
+        found = looped(own, slices, rest, graph, length=length, reverse=backward)
         return [*found[: len(state)], *(p.reverse(y, axes=(0,)) if backward else y for y in found[len(state) :])]
 
     outer = p.body_of(one, inputs, name="batch")
-    return p.scan([], [*state, *xs, *lens], nested.captured, outer, length=batch)
+    return looped([], [*state, *xs, *lens], nested.captured, outer, length=batch)
 
 
 def _with_length(graph: Graph, states: int, slices: int) -> Graph:

@@ -16,6 +16,7 @@ from ....algebra.graph import Value
 from ....algebra.types import TensorType, i64
 from ..context import Unsupported, require_equal, require_same_shape
 from ..registry import lowers
+from .control import looped
 
 Activation = Callable[[Value], Value]
 
@@ -146,7 +147,7 @@ class _Layer:
         body = p.body_of(step, inputs, outputs=[*(f"next_{n}" for n in names), "y"], name="step")
         slices = [gates, p.iota(self.time)] if masked else [gates]
         outer = [*consts, self.lengths] if self.lengths is not None else list(consts)
-        *last, ys = p.scan(states, slices, outer, body, length=self.time, reverse=self.directions[direction])
+        *last, ys = looped(states, slices, outer, body, length=self.time, reverse=self.directions[direction])
         return last, ys
 
     def result(self, found: Sequence[tuple[list[Value], Value]]) -> tuple[Value, ...]:
