@@ -182,9 +182,11 @@ def _taps_of_both(x: Value, ct: Value, sizes: tuple[int, int]) -> Value:
 
 
 def _summed_products(a: Value, b: Value) -> Value:
-    """`sum over n of a[n] @ b[n]'` for `a[N, I, S..]` and `b[N, J, S..]`, a product of matrices for each n."""
+    """`sum over n of a[n] @ b[n]'` for `a[N, I, S..]` and `b[N, J, S..]`, a product of matrices for each n, the wider on the left."""
     n, length = a.shape[0], product(a.shape[2:])
     left, right = (p.reshape(v, shape=(n, v.shape[1], length)) for v in (a, b))
+    if isinstance(a.shape[1], int) and isinstance(b.shape[1], int) and a.shape[1] < b.shape[1]:
+        return p.transpose(_summed_products(b, a), perm=(1, 0))
     shape = (n, a.shape[1], b.shape[1])
     each = raised("MatMul", left, p.transpose(right, perm=(0, 2, 1)), result=TensorType(a.dtype, shape))
     return p.reduce_sum(each, axes=(0,))
