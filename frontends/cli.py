@@ -96,9 +96,28 @@ MODEL = click.argument("model", type=click.Path(dir_okay=False))
 OUTPUT = click.option(
     "-o", "--output-file", "--out", "path", required=True, type=click.Path(dir_okay=False), help="File to write."
 )
-DIM = click.option(
-    "--dim", "dims", multiple=True, metavar="NAME=SIZE", callback=_sizes, help="Give a symbolic dim a size."
-)
+READING = "pullback.reading"  # where a context keeps the options with which a model is read
+
+
+def _reading(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+    if value and parameter.name:
+        context.meta.setdefault(READING, {})[parameter.name] = value
+
+
+def _load(model: str, dims: Mapping[str, int]) -> face.Model:
+    """The model, read with the options of the command that runs."""
+    return face.load(model, dims=dims, **click.get_current_context().meta.get(READING, {}))
+
+
+DIM = _options(
+    click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE", callback=_sizes, help="Give a symbolic dim a size."),
+    click.option("--max-trips", type=click.IntRange(min=1), callback=_reading, expose_value=False, metavar="N",
+                 help="The most steps of loops that stop on a condition, which gives them a gradient."),
+    click.option("--unroll", is_flag=True, callback=_reading, expose_value=False,
+                 help="Write loops of known length step after step."),
+    click.option("--straight-through", is_flag=True, callback=_reading, expose_value=False,
+                 help="Let gradients pass through quantisation."),
+)  # fmt: skip
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 EMISSION = _options(
     click.option("--profile", type=click.Choice(["explicit", "native"]), default="explicit", show_default=True,
@@ -154,7 +173,7 @@ def _written(path: Path, graph: Graph, as_json: bool, more: Mapping[str, Any] | 
 @JSON
 def lower(model: str, path: str, dims: dict[str, int], as_json: bool, **emission: Any) -> None:
     """Write the forward graph of MODEL in explicit primitives."""
-    graph = face.lower(face.load(model, dims=dims))
+    graph = face.lower(_load(model, dims))
     _written(graph.save(path, **_emission(**emission)), graph, as_json)
 
 
@@ -175,7 +194,7 @@ def lower(model: str, path: str, dims: dict[str, int], as_json: bool, **emission
 def grad(model: str, path: str, of: tuple[str, ...], wrt: tuple[str, ...], dims: dict[str, int], as_json: bool,
          **emission: Any) -> None:  # fmt: skip
     """Write the gradient graph of MODEL: seeds in, gradients out."""
-    graph = face.gradient(face.load(model, dims=dims), of=list(of) or None, wrt=list(wrt) or None)
+    graph = face.gradient(_load(model, dims), of=list(of) or None, wrt=list(wrt) or None)
     _written(graph.save(path, **_emission(**emission)), graph, as_json)
 
 
@@ -188,7 +207,7 @@ def grad(model: str, path: str, of: tuple[str, ...], wrt: tuple[str, ...], dims:
 @JSON
 def shapes(model: str, dims: dict[str, int], as_json: bool) -> None:
     """Show the symbols of MODEL, its constraints, every tensor's symbolic shape, and its symbolic cost."""
-    graph = face.load(model, dims=dims)
+    graph = _load(model, dims)
     total = costs.cost(graph)
     symbols = {
         s.name: [f"{v.params['name']}[{i}]" for v in graph.inputs for i, d in enumerate(v.shape) if d == s]
@@ -329,7 +348,7 @@ def check(model: str, of: tuple[str, ...], wrt: tuple[str, ...], data: str | Non
     """Hold the gradients of MODEL against directional finite differences, in double. Exit status 1 where they disagree."""
     from ..algebra.calculus.check import check_gradient
 
-    graph = face.load(model, dims=dims)
+    graph = _load(model, dims)
     rows = check_gradient(
         graph,
         _feeds(graph, dims, data, seed),
@@ -388,7 +407,7 @@ def view(model: str, path: str, with_gradient: bool, dims: dict[str, int]) -> No
     """Write MODEL as a page to look at; the ending of the file chooses the form: .html, .dot, .tex or .txt."""
     from ..backends import views
 
-    graph = face.load(model, dims=dims)
+    graph = _load(model, dims)
     views.write(face.gradient(graph) if with_gradient else graph, path)
     console.print(f"wrote {path}", markup=False)
 
@@ -500,7 +519,6 @@ def _dropout(text: str | None) -> Any:
     help="Batch statistics and updated running ones, or the running ones as they are.",
 )
 @click.option("--dropout", metavar="model | RATIO | GLOB=RATIO,...", help="Switch dropout on; off by default.")
-@click.option("--straight-through", is_flag=True, help="Let gradients pass through quantisation.")
 @click.option(
     "--gradients", "gradients_path", type=click.Path(dir_okay=False), help="Also write loss and gradients alone."
 )
@@ -532,7 +550,6 @@ def train_step(
     freeze: tuple[str, ...],
     groups: tuple[str, ...],
     dropout: str | None,
-    straight_through: bool,
     gradients_path: str | None,
     apply_path: str | None,
     eval_path: str | None,
@@ -547,7 +564,7 @@ def train_step(
 ) -> None:
     """Write the training step of MODEL: forward, loss, backward and update in one graph."""
     loss, options = _loss(losses, _literals(loss_options))
-    graph = face.load(model, dims=dims, straight_through=straight_through)
+    graph = _load(model, dims)
     step = face.training_step(
         graph,
         loss=loss,

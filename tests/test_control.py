@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from click.testing import CliRunner
 
 from pullback.algebra import primitives as p
 from pullback.algebra.calculus.vjp import vjp
@@ -17,6 +19,7 @@ from pullback.algebra.graph import Graph, building
 from pullback.algebra.text import constants, parse, show
 from pullback.algebra.verify import verify
 from pullback.backends.onnx_export.emit import to_onnx
+from pullback.frontends.cli import main
 from pullback.frontends.onnx_import import load
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17]>\n'
@@ -417,3 +420,19 @@ def test_a_body_must_fit_what_is_around_it() -> None:
         test = p.body_of(lambda h: [h], [("h", TensorType(f32, (3,)))])
         with pytest.raises(PullbackError, match=r"test of a loop 0: bool\[\] is required"):
             p.while_([x], [], test, test)
+
+
+# ---- the command line ------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_line_bounds_a_loop(tmp_path: Path) -> None:
+    runner = CliRunner()
+    source, target = tmp_path / "until.onnx", tmp_path / "grad.onnx"
+    onnx.save(model(UNTIL.replace("TRIPS", "").replace("COUNT", "")), source)
+    refused = runner.invoke(main, ["grad", str(source), "-o", str(target), "--wrt", "x"])
+    assert refused.exit_code == 2
+    assert "max_trips" in refused.output
+    assert not target.exists()
+    done = runner.invoke(main, ["grad", str(source), "-o", str(target), "--wrt", "x", "--max-trips", "9"])
+    assert done.exit_code == 0, done.output
+    assert target.exists()

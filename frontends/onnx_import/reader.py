@@ -583,13 +583,17 @@ class Reader:
         return found
 
 
-def load(model: str | os.PathLike[str] | ModelProto | bytes, *, dims: Mapping[str, int] | None = None,
-         **options: Any) -> Graph:  # fmt: skip
+def load(model: str | os.PathLike[str] | ModelProto | bytes, *, dims: Mapping[str, int] | None = None, straight_through: bool = False,
+         max_trips: int | None = None, unroll: bool = False) -> Graph:  # fmt: skip
     """Read an ONNX model (a path, a `ModelProto`, or its bytes) into a graph.
 
     Inputs keep the model's names; floating weights become inputs with role `parameter`, running statistics `state`. `dims` gives symbolic dims a size.
-    Raises `Refusal` naming everything that stands in the way.
+    `straight_through` lets gradients pass through rounding to integers. `max_trips` bounds loops that stop on a condition, which gives them a
+    gradient. `unroll` writes loops of known length step after step. Raises `Refusal` naming everything that stands in the way.
     """
+    if max_trips is not None and max_trips < 1:
+        raise Refusal("cannot bound loops", [f"max_trips must be positive, found {max_trips}"])
+    options = {"straight_through": straight_through, "max_trips": max_trips, "unroll": unroll}
     proto, base, name = open_model(model)
     _check_file(proto, base, name)
     graph = functions.inlined(proto, name)
