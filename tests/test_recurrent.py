@@ -287,3 +287,17 @@ def test_gradients_of_weights_and_initial_states_are_those_of_pytorch(module: Mo
     expected["B"] = np.concatenate([arranged("bias_ih"), arranged("bias_hh")], axis=1)
     for n, g in expected.items():
         np.testing.assert_allclose(found[f"grad_{n}"], g, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("target", ["onnx-mlir", "torch-mlir", "iree"])
+def test_a_compiler_whose_loops_take_no_symbols_gets_the_steps_of_a_known_length(target: str) -> None:
+    case = layer("LSTM")
+    model = symbolic(case)
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = TIME
+    graph = gradient_graph(load(model))
+    written = to_onnx(graph, target=target, embed="none")
+    onnx.checker.check_model(written, full_check=True)
+    assert "Scan" not in {n.op_type for n in written.graph.node}
+    assert "Scan" in {n.op_type for n in to_onnx(gradient_graph(load(case.model())), target=target).graph.node}
+    with pytest.raises(Refusal, match="its loops take no symbolic dims"):
+        to_onnx(gradient_graph(load(symbolic(case))), target=target)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .. import primitives as p
@@ -50,15 +50,18 @@ def unrolled(
     return (*last, *(_stack([step[k] for step in stacked], y) for k, y in enumerate(ys)))
 
 
-def unroll(graph: Graph, most: int = MOST) -> Graph:
-    """The graph with every scan of a known number of steps, at most so many, written out; those inside other loops and branches too."""
+def unroll(graph: Graph, most: int = MOST, *, only: Callable[[Value], bool] = lambda scan: True) -> Graph:
+    """The graph with every scan of a known number of steps, at most so many, written out; those inside other loops and branches too.
+
+    `only` chooses among them.
+    """
     found: dict[int, tuple[tuple[Value, ...], list[tuple[Value, ...]]]] = {}
     bodies: dict[int, Graph] = {}
 
     def inner(value: Any) -> Any:
         if isinstance(value, Graph):
             if id(value) not in bodies:
-                bodies[id(value)] = unroll(value, most)
+                bodies[id(value)] = unroll(value, most, only=only)
             return bodies[id(value)]
         return value
 
@@ -66,7 +69,7 @@ def unroll(graph: Graph, most: int = MOST) -> Graph:
         if node.primitive.name == "item" and id(node.operands[0]) in found:
             return _item(node.operands[0].params, *found[id(node.operands[0])], node.params["index"])
         params = {k: inner(v) for k, v in node.params.items()}
-        if node.primitive.name != "scan" or not _fits(params["length"], most):
+        if node.primitive.name != "scan" or not _fits(params["length"], most) or not only(node):
             return current().add(node.primitive, operands, params)
         cut, end = params["carries"], params["carries"] + params["xs"]
         found[id(node)] = _steps(operands[:cut], operands[cut:end], operands[end:], params["body"], params["length"], params["reverse"])  # fmt: skip

@@ -15,6 +15,7 @@ from onnx import TensorProto, helper
 from ...algebra.dims import show, symbols
 from ...algebra.errors import PullbackError, Refusal
 from ...algebra.graph import Constant, Graph, Value
+from ...algebra.passes.unroll import unroll
 from ...algebra.types import DType
 from .emission import Emission, users_of
 from .legal import illegal
@@ -24,7 +25,7 @@ from .ops import Ops
 from .program import Body, Op, Program, Tensor, needed
 from .runtime_dims import RuntimeDims
 from .tables import EMIT
-from .targets import NEWEST, OLDEST, Target, all_nodes, refusals, target_named
+from .targets import NEWEST, OLDEST, Target, all_nodes, refusals, target_named, with_symbols
 from .view import whole
 
 __all__ = ["Embed", "Emitted", "emit", "to_onnx"]
@@ -52,6 +53,8 @@ def emit(graph: Graph, *, profile: str = "explicit", target: str = "onnxruntime"
     if embed not in ("all", "frozen", "none"):
         raise PullbackError(f"embed is all, frozen or none, found {embed!r}")
     opset = opset or _opset(graph, chosen)
+    if "scan" in chosen.static_only and any(map(with_symbols, all_nodes(graph))):
+        graph = unroll(graph, only=with_symbols)
     _refuse(graph, chosen, opset)
     if profile == "native":
         from .native import raise_operators

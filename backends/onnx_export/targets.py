@@ -14,7 +14,7 @@ from ...algebra.errors import PullbackError
 from ...algebra.graph import Graph, Value
 from ...algebra.types import DType, TensorType, TupleType, bf16, f16, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
 
-__all__ = ["NEWEST", "OLDEST", "TARGETS", "Target", "refusals", "target_named"]
+__all__ = ["NEWEST", "OLDEST", "TARGETS", "Target", "all_nodes", "refusals", "target_named", "with_symbols"]
 
 OLDEST, NEWEST = 13, 28  # default-domain opsets that can be written
 
@@ -193,6 +193,12 @@ def refusals(graph: Graph, target: Target) -> list[str]:
             if name in target.static_only and not is_static(t.shape):
                 found.setdefault(name, f"{_where(v)}: {name} of {t!r}: {target.static_only[name]}")
     return list(found.values())
+
+
+def with_symbols(v: Value) -> bool:
+    """Whether a node is a scan over tensors of symbolic shapes."""
+    types = (*(t for o in v.operands for t in _types(o)), *_types(v))
+    return v.primitive.name == "scan" and not all(is_static(t.shape) for t in types)
 
 
 def _where(v: Value) -> str:
