@@ -65,9 +65,9 @@ def _rule(rule: object) -> str:
 
 
 def _lambda_body(rule: Callable[..., object]) -> str:
-    """The source of a lambda's body: where its last instruction, the return, says that it stands."""
-    line, end_line, column, end_column = list(rule.__code__.co_positions())[-1]
-    assert line is not None and end_line is not None and column is not None and end_column is not None
+    """The source of a lambda's body: from the first place that an instruction of it stands at to the last."""
+    spans = [(a, c, b, d) for a, b, c, d in rule.__code__.co_positions() if a and b and c is not None and d]
+    (line, column), (end_line, end_column) = min(s[:2] for s in spans), max(s[2:] for s in spans)
     file = inspect.getsourcefile(rule)
     assert file is not None
     lines = Path(file).read_bytes().splitlines()[line - 1 : end_line]

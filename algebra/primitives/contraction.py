@@ -144,10 +144,7 @@ def _np_extreme(name: str) -> Callable[..., np.ndarray]:
 
 
 def _extreme_vjp(ct: Value, y: Value, x: Value, *, axes: Axes, ties: str) -> Value:
-    """The cotangent goes to the extreme elements.
-
-    Split evenly among ties as PyTorch's `amax`, or all to the first as its `max`.
-    """
+    """`ct` to the extreme elements: split among ties as PyTorch's `amax`, or all to the first as its `max`."""
     if ties == "first":
         return _extreme_vjp_first(ct, y, x, axes)
     chosen = p.equal(x, _along(y, x, axes))
