@@ -600,3 +600,13 @@ def test_adapters_can_be_trained_with_other_parameters() -> None:
     assert set(step.signature.parameters) == {"fc1.bias", "lora_A_fc2.weight", "lora_B_fc2.weight"}
     with pytest.raises(Refusal, match=r"f32\[8\] is no matrix"):
         training_step(mlp(), lora={"targets": ["fc1.bias"]})
+
+
+def test_statistics_inside_a_branch_are_kept_and_reported() -> None:
+    with building():
+        inner = p.input("elsewhere", tensor(f32, (N, 8)))  # a value of a nested graph
+    norm = BatchNorm("branch/bn", "x", "fc1.bias", "fc1.bias", "fc1.bias", "fc1.bias", inner)
+    step = training_step(mlp().with_(info={"batch_norms": (norm,)}))
+    said = {"branch/bn": "inference form, as it stands inside a loop or branch"}
+    assert step.signature.training["batch_norms"] == said
+    assert step.signature.frozen == {"fc1.bias": "running statistics, kept as they are"}

@@ -136,6 +136,13 @@ def statistics_of(graph: Graph) -> tuple[str, ...]:
     return tuple(dict.fromkeys(v.params["name"] for v in values if v.primitive.name == "input"))
 
 
+def kept_statistics_of(graph: Graph) -> tuple[str, ...]:
+    """Names of the inputs that hold running statistics of any recorded normalisation, those inside loops and branches too."""
+    tensors = [t for r in graph.info.get("batch_norms", ()) for t in (r.mean, r.var)]
+    names = [t if isinstance(t, str) else t.name for t in tensors]
+    return tuple(dict.fromkeys(n for n in names if n is not None))
+
+
 def dropouts_of(graph: Graph, option: DropoutOption) -> dict[int, tuple[str, Value, float]]:
     """What is dropped: id of the value whose elements are, to its name, itself and the ratio.
 
@@ -189,6 +196,10 @@ def training_mode(graph: Graph, *, batch_norm: str = "batch", running_variance: 
             y = _value(graph, record.y)
             places[id(y)] = _batch_form(graph, record, y, state, running_variance)
             norms[record.name] = "batch statistics"
+        inside = {id(_value(graph, r.y)) for r in _records(graph)}
+        for record in graph.info.get("batch_norms", ()):
+            if not isinstance(record.y, str) and id(record.y) not in inside:
+                norms[record.name] = "inference form, as it stands inside a loop or branch"
     elif batch_norm != "frozen":
         raise Refusal(
             "unknown treatment of batch normalisations", [f"batch_norm is 'batch' or 'frozen', found {batch_norm!r}"]

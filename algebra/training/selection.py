@@ -17,6 +17,7 @@ __all__ = ["NO_PATH", "Selection", "differentiable", "match", "select"]
 
 NO_PATH = "no differentiable path to the loss"
 NOT_NAMED = "not named by train"
+STATISTICS = "running statistics, kept as they are"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ def differentiable(root: Value) -> set[int]:
 
 
 def select(graph: Graph, loss: Value, *, train: Sequence[str] = (), freeze: Sequence[str] = (),
-           statistics: Collection[str] = (), frozen_groups: Mapping[str, str] | None = None) -> Selection:  # fmt: skip
+           statistics: Collection[str] = (), kept: Collection[str] = (), frozen_groups: Mapping[str, str] | None = None) -> Selection:  # fmt: skip
     """What is trained: the graph's parameters, or what the `train` patterns name; less what `freeze` names; less what does not reach the loss.
 
     `train` may also name frozen floating inputs and state, except `statistics`, which the step itself updates; a glob means those only where it
@@ -98,17 +99,18 @@ def select(graph: Graph, loss: Value, *, train: Sequence[str] = (), freeze: Sequ
             reasons[n] = "running statistics, updated by the step" if v.dtype.floating else "not a floating tensor"
     chosen: list[str]
     if train:
-        usual = {n for n, v in candidates.items() if v.params["role"] == "parameter"}
+        usual = {n for n, v in candidates.items() if v.params["role"] == "parameter" and n not in kept}
         chosen = list(match(candidates, train, option="train", elsewhere=reasons, usual=usual))
     else:
-        chosen = [n for n, v in candidates.items() if v.params["role"] == "parameter"]
+        chosen = [n for n, v in candidates.items() if v.params["role"] == "parameter" and n not in kept]
     stopped = match(candidates, freeze, option="freeze", elsewhere=reasons) if freeze else {}
     reach = _reaching(loss, [candidates[n] for n in chosen])
     trained, left_out = [], {}
     wanted = set(chosen)
     for n, v in candidates.items():
         if n not in wanted:
-            left_out[n] = NOT_NAMED if v.params["role"] == "parameter" else reasons.get(n, _kept(v))
+            weight = v.params["role"] == "parameter" and n not in kept
+            left_out[n] = NOT_NAMED if weight else reasons.get(n, STATISTICS if n in kept else _kept(v))
         elif n in stopped:
             left_out[n] = f"named by freeze {stopped[n]!r}"
         elif frozen_groups and n in frozen_groups:
@@ -134,4 +136,4 @@ def _reaching(loss: Value, wanted: Sequence[Value]) -> set[int]:
 
 
 def _kept(v: Value) -> str:
-    return "running statistics, kept as they are" if v.params["role"] == "state" else "constant"
+    return STATISTICS if v.params["role"] == "state" else "constant"

@@ -24,7 +24,7 @@ from ..signature import Signature
 from ..types import DType, TensorType, f32, f64, i64
 from .adapters import Lora, adapted
 from .clipping import clip_by_global_norm, clip_by_norm, clip_by_value
-from .modes import DropoutOption, TrainingMode, dropouts_of, relocated, statistics_of, training_mode
+from .modes import DropoutOption, TrainingMode, dropouts_of, kept_statistics_of, relocated, statistics_of, training_mode
 from .naming import Names
 from .objective import LossLike, Objective, objective
 from .optimizers import Optimizer, Slot
@@ -410,8 +410,9 @@ def _build(graph: Graph, goal: Objective, options: _Options, names: Names) -> Tr
         if options.groups[i].frozen
     }
     selection = select(
-        graph, goal.value, train=options.train, freeze=options.freeze, statistics=statistics, frozen_groups=stopped
-    )
+        graph, goal.value, train=options.train, freeze=options.freeze, statistics=statistics,
+        kept=kept_statistics_of(graph), frozen_groups=stopped,
+    )  # fmt: skip
     if not selection.trained:
         raise Refusal(f"nothing to train in {graph.name!r}", [f"{n}: {why}" for n, why in selection.left_out.items()])
     base = graph.with_(
