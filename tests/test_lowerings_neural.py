@@ -7,12 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-
+from lowered import check, gradients, model_of, run
 from pullback.algebra.errors import Refusal
 from pullback.algebra.evaluate import evaluate
 from pullback.frontends.onnx_import import load
-
-from lowered import check, gradients, model_of, run
 
 RNG = np.random.default_rng(0)
 TORCH = "torch is not installed (pip install pullback[torch])"

@@ -7,13 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-
+from lowered import check, gradients, model_of, run
+from numerics import check_pullback
 from pullback.algebra.errors import Refusal
 from pullback.algebra.evaluate import evaluate
 from pullback.frontends.onnx_import import load
-
-from lowered import check, gradients, model_of, run
-from numerics import check_pullback
 
 RNG = np.random.default_rng(0)
 TORCH = "torch is not installed (pip install pullback[torch])"

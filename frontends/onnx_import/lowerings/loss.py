@@ -47,9 +47,9 @@ def negative_log_likelihood(
             return losses
         case "sum":
             return p.reduce_sum(losses, axes=everything)
-        case "mean" if weights is None:
-            return c.mean(losses, everything)
         case "mean":
+            if weights is None:
+                return c.mean(losses, everything)
             return p.div(p.reduce_sum(losses, axes=everything), p.reduce_sum(weights, axes=everything))
     raise Unsupported(f"reduction={reduction!r} is none of none, sum, mean")
 

@@ -79,14 +79,21 @@ def as_channels(x: Value) -> Value:
 def inference_batch_norm(x: Value, scale: Value, bias: Value, mean: Value, var: Value, epsilon: float, momentum: float,
                          node: Node) -> Value:  # fmt: skip
     """The inference form, with a record for training."""
-    y = p.reshape(normalized_by(as_channels(x), scale, bias, mean, var, epsilon), shape=x.shape) if x.rank < 2 else (
-        normalized_by(x, scale, bias, mean, var, epsilon)
-    )  # fmt: skip
-    named = [tensor_name(node, i, v) for i, v in enumerate((x, scale, bias, mean, var))]
-    reading().record(
-        "batch_norms",
-        BatchNorm(node.name, *named, tensor_name(node, 0, y, output=True), epsilon=epsilon, momentum=momentum),
+    y = normalized_by(as_channels(x), scale, bias, mean, var, epsilon)
+    if x.rank < 2:
+        y = p.reshape(y, shape=x.shape)
+    record = BatchNorm(
+        node.name,
+        x=tensor_name(node, 0, x),
+        scale=tensor_name(node, 1, scale),
+        bias=tensor_name(node, 2, bias),
+        mean=tensor_name(node, 3, mean),
+        var=tensor_name(node, 4, var),
+        y=tensor_name(node, 0, y, output=True),
+        epsilon=epsilon,
+        momentum=momentum,
     )
+    reading().record("batch_norms", record)
     return y
 
 
@@ -105,8 +112,8 @@ def training_batch_norm(x: Value, scale: Value, bias: Value, mean: Value, var: V
         blend = p.add(c.scale(p.cast(old, dtype=new.dtype), momentum), c.scale(new, 1 - momentum))
         return p.cast(blend, dtype=old.dtype)
 
-    saved = tuple(p.cast(v, dtype=mean.dtype) for v in (batch_mean, batch_var))
-    return p.reshape(y, shape=shape), mixed(mean, batch_mean), mixed(var, batch_var), *saved
+    saved_mean, saved_var = p.cast(batch_mean, dtype=mean.dtype), p.cast(batch_var, dtype=var.dtype)
+    return p.reshape(y, shape=shape), mixed(mean, batch_mean), mixed(var, batch_var), saved_mean, saved_var
 
 
 @lowers("BatchNormalization", since=6)

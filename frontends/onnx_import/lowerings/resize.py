@@ -500,6 +500,7 @@ def point_line(at: Value, old: Dim, mode: str, padding: str, align: bool = True)
             at = mirrored(at, size, align)
         if padding in ("border", "reflection"):
             at = within(at, zero, last)
+    found: tuple[tuple[Value, Value], ...]
     match mode:
         case "nearest":
             found = ((p.round(at), p.number(1, at)),)
