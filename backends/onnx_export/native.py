@@ -615,14 +615,14 @@ def raise_average_pool(v: Value) -> Value | None:
 
 
 def raise_gemm(v: Value) -> Value | None:
-    """dot of matrices, or of tensors that are matrices when runs of axes are merged -> Gemm"""
+    """dot of matrices, contracted over one axis or over a run of axes (the weight gradient of a layer on sequences) -> Gemm"""
     if v.dtype not in (f32, f64) or v.params["batch"] != ((), ()):
         return None
     x, y = v.operands
     cx, cy = v.params["contract"]
     fx, fy = p.free_axes(x.rank, cx, ()), p.free_axes(y.rank, cy, ())
-    if not (cx and fx and fy):
-        return None
+    if not cx or len(fx) != 1 or len(fy) != 1:
+        return None  # MatMul takes stacks of rows as they are
     if (*fx, *cx) == tuple(range(x.rank)):
         a, trans_a = _arranged(x, fx, cx), 0
     elif (*cx, *fx) == tuple(range(x.rank)):
