@@ -18,6 +18,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 from onnx import ModelProto, numpy_helper
+from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NotImplementedByRuntime
 
 from ..algebra.errors import PullbackError, Refusal
 from ..algebra.graph import Constant, Graph
@@ -193,12 +194,15 @@ class _Session:
 
 
 def _opened(model: ModelProto, options: ort.SessionOptions, providers: Sequence[str]) -> ort.InferenceSession:
-    if model.ByteSize() < LARGEST:
-        return ort.InferenceSession(model.SerializeToString(), options, providers=list(providers))
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "part.onnx"
-        onnx.save_model(model, path, save_as_external_data=True, all_tensors_to_one_file=True, location="part.data")
-        return ort.InferenceSession(str(path), options, providers=list(providers))
+    try:
+        if model.ByteSize() < LARGEST:
+            return ort.InferenceSession(model.SerializeToString(), options, providers=list(providers))
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "part.onnx"
+            onnx.save_model(model, path, save_as_external_data=True, all_tensors_to_one_file=True, location="part.data")
+            return ort.InferenceSession(str(path), options, providers=list(providers))
+    except NotImplementedByRuntime as error:
+        raise PullbackError(f"onnxruntime {ort.__version__} has no kernel for a part of this step: {error}") from error
 
 
 _SPECIAL = {"bfloat16": onnx.TensorProto.BFLOAT16}

@@ -461,3 +461,8 @@ def test_first_values_are_found_wherever_they_are(tmp_path: Path, embed: str) ->
     save(simplified(step.graph), tmp_path / "train.onnx", profile="native", embed=embed)
     run = Trainer.from_file(tmp_path / "train.onnx", threads=1)
     assert run.step(samples(16)) == trainer(step).step(samples(16))
+
+
+def test_what_onnxruntime_has_no_kernel_for_is_refused() -> None:
+    with pytest.raises(PullbackError, match="has no kernel for a part of this step"):
+        trainer(made(precision="bfloat16")).step(samples(4))
