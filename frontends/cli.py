@@ -471,6 +471,35 @@ def _dropout(text: str | None) -> Any:
         return {glob: float(ratio) for glob, _, ratio in (item.rpartition("=") for item in text.split(","))}
 
 
+def _loss_scale(ctx: click.Context, option: click.Parameter, text: str | None) -> Any:
+    if text in (None, "dynamic", "off"):
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        raise click.BadParameter(f"dynamic, off or a number is required, found {text!r}") from None
+
+
+def _checkpoint(ctx: click.Context, option: click.Parameter, text: str | None) -> Any:
+    """What is recomputed: `auto`, a number of segments, `500000000B`, or globs."""
+    if text is None or text == "auto":
+        return text
+    if text.isdecimal():
+        return int(text)
+    if text.endswith("B") and text[:-1].isdecimal():
+        return {"budget": int(text[:-1])}
+    return text.split(",")
+
+
+def _lora(ctx: click.Context, option: click.Parameter, text: str | None) -> Any:
+    if text is None:
+        return None
+    rank, _, globs = text.partition(":")
+    if not rank.isdecimal() or int(rank) < 1:
+        raise click.BadParameter(f"RANK or RANK:GLOB,... is required, found {text!r}")
+    return {"rank": int(rank), "alpha": 2.0 * int(rank), **({"targets": globs.split(",")} if globs else {})}
+
+
 @main.command("train-step")
 @MODEL
 @OUTPUT
@@ -517,6 +546,21 @@ def _dropout(text: str | None) -> Any:
     default="batch",
     show_default=True,
     help="Batch statistics and updated running ones, or the running ones as they are.",
+)
+@click.option(
+    "--precision", type=click.Choice(["float16", "bfloat16"]), help="Products in 16 bits, weights in float32."
+)
+@click.option(
+    "--loss-scale", metavar="dynamic | off | FIRST", callback=_loss_scale, help="Loss scaling; dynamic for float16."
+)
+@click.option(
+    "--checkpoint",
+    metavar="auto | SEGMENTS | GLOB,... | BYTESB",
+    callback=_checkpoint,
+    help="Compute forward values anew in the backward pass: chosen automatically, in so many segments, of these nodes, or by a budget.",
+)
+@click.option(
+    "--lora", metavar="RANK[:GLOB,...]", callback=_lora, help="Train low-rank adapters beside these matrices."
 )
 @click.option("--dropout", metavar="model | RATIO | GLOB=RATIO,...", help="Switch dropout on; off by default.")
 @click.option(
