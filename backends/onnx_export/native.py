@@ -116,10 +116,24 @@ def raise_conv(v: Value) -> Value | None:
         return None
     for sides in _sides(v):
         if op(sides.one) == "window":
+            if _of_tiles(sides):
+                return None
             found = _weight_gradient(v, sides) or _conv(v, sides)
             if found is not None:
                 return found
     return None
+
+
+MOST_SLICES = 64  # taps that are sliced one by one
+
+
+def _of_tiles(s: _Sides) -> bool:
+    """Whether this is a weight gradient over windows that lie side by side: the axes of x need only be split, which nothing beats."""
+    window = s.one.params
+    tiles = (
+        window["sizes"] == window["strides"] and all(d == 1 for d in window["dilations"]) and max(window["sizes"]) > 1
+    )
+    return tiles and any(a in s.contract for a in window["axes"])
 
 
 def _weight_gradient(v: Value, s: _Sides) -> Value | None:
@@ -151,7 +165,7 @@ def _weight_gradient(v: Value, s: _Sides) -> Value | None:
     shared = (window["sizes"][-1] * pixels + math.prod(window["sizes"][:-1]) * features) if static else 0
     if static and plain and shared < taps_of_x and len(window["sizes"]) == 2:
         y = _taps_of_both(image, ct, window["sizes"])
-    elif static and (plain or pixels <= 4 or taps_of_x == pixels):
+    elif static and (plain or pixels <= 4 or taps_of_x == pixels) and math.prod(window["sizes"]) <= MOST_SLICES:
         y = _taps_of_x(image, ct, window)
     else:
         y = _samples_as_channels(x, s, samples, channels, spatial, ct)
