@@ -40,7 +40,13 @@ def operators() -> str:
     for domain in dict.fromkeys(r.domain for r in rows):
         parts.append(f"\n## {domain or 'ai.onnx'}\n\n")
         body = [
-            (f"`{r.op_type}`", ", ".join(map(str, r.since)), r.state, f"`{r.formula}`" if r.formula else "", r.reason)
+            (
+                f"`{r.op_type}`",
+                ", ".join(map(str, r.since)),
+                r.state,
+                r.formula if "`" in r.formula or not r.formula else f"`{r.formula}`",
+                r.reason,
+            )
             for r in rows
             if r.domain == domain
         ]

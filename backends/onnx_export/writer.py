@@ -91,7 +91,7 @@ def _refuse(emitted: Emitted, place: Path) -> None:
     if place.is_dir():
         reasons.append(f"{str(place)!r} is a directory")
     if reasons:
-        raise Refusal(f"cannot write {str(place)!r}", reasons)
+        raise Refusal(f"cannot write {place.name!r}", reasons)
 
 
 def verify_model(model: onnx.ModelProto, apart: Mapping[str, Constant] | None = None) -> None:
