@@ -773,7 +773,8 @@ def _feeds(graph: Graph, data: str | None, seed: int) -> dict[str, np.ndarray]:
 @_option("--seed", default=0, show_default=True, help="Of the random inputs and directions.")
 @READING
 @JSON
-def check(model: str, of: tuple[str, ...], wrt: tuple[str, ...], data: str | None, tolerance: float, seed: int, dims: dict[str, int],  as_json: bool) -> None:  # fmt: skip
+def check(model: str, of: tuple[str, ...], wrt: tuple[str, ...], data: str | None, tolerance: float, seed: int, dims: dict[str, int],
+          as_json: bool) -> None:  # fmt: skip
     """Hold the gradients of MODEL against directional finite differences, in double. Exit status 1 where they disagree.
 
     Symbolic dims that --dim does not give become 2, 3 or 4.
