@@ -14,10 +14,11 @@ The grammar (whitespace and newlines only separate; `#` starts a comment):
     also      = "also" name "=" label ("," name "=" label)*
     return    = "return" [[role] name "=" label ("," [role] name "=" label)*]
     type      = dtype "[" dims "]" | "(" type ("," type)* ")"
-    label     = name ("." digits)*
+    label     = name ["." digits]
+    name      = identifier ("." word)* | quoted
 
-A name that is no identifier is written in double quotes; a symbolic dim whose name is none, in single quotes. So `h.0`
-is a node numbered inside `h`, and `"h.0"` a tensor of that name. What a type already states (the shape of a
+A name that is no dotted identifier (`fc.weight`), or that ends in a number, is written in double quotes; a symbolic dim
+whose name is no identifier, in single quotes. So `h.0` is a node numbered inside `h`, and `"h.0"` a tensor of that name. What a type already states (the shape of a
 `broadcast`) and parameters at their defaults are left out.
 """
 
@@ -45,7 +46,7 @@ __all__ = ["TextError", "constants", "labels", "parse", "show"]
 LARGEST_LITERAL = 64
 WIDTH = 120
 KEYWORDS = frozenset({"also", "graph", "return", "where"})
-IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_DOTTED = re.compile(r"[A-Za-z_]\w*(\.\w+)*", re.ASCII)
 
 
 class TextError(PullbackError, ValueError):
@@ -167,7 +168,8 @@ def _same(a: object, b: object) -> bool:
 
 
 def _name(name: str) -> str:
-    return name if IDENTIFIER.fullmatch(name) and name not in KEYWORDS else json.dumps(name)
+    plain = _DOTTED.fullmatch(name) and name not in KEYWORDS and not name.rpartition(".")[2].isdigit()
+    return name if plain else json.dumps(name)
 
 
 def _role(role: str, parameter: str | None, default: str) -> str:
@@ -348,8 +350,9 @@ _TOKEN = re.compile(
       | (?P<hex>0x[0-9a-fA-F]+)
       | (?P<float>(\d+\.\d*|\.\d+)([eE][+-]?\d+)?|\d+[eE][+-]?\d+)
       | (?P<int>\d+)
-      | (?P<label>([A-Za-z_]\w*|"(?:[^"\\]|\\.)*")(\.\d+)+)
+      | (?P<dotted>[A-Za-z_]\w*(\.\w+)+)
       | (?P<name>[A-Za-z_]\w*)
+      | (?P<label>"(?:[^"\\]|\\.)*"(\.\d+)+)
       | (?P<string>"(?:[^"\\]|\\.)*")
       | (?P<symbol>'(?:[^'\\]|\\.)*')
       | (?P<op>//|\*\*|==|>=|[-+*%@(){}\[\],:=])""",
@@ -364,6 +367,11 @@ class _Token:
     line: int
 
 
+def _kind(group: str, text: str) -> str:
+    """`h.0` is the label of a node inside h, `h.weight` a name."""
+    return "label" if group == "dotted" and text.rpartition(".")[2].isdigit() else group
+
+
 def _tokens(text: str) -> list[_Token]:
     found, at, line = [], 0, 1
     while at < len(text):
@@ -371,7 +379,7 @@ def _tokens(text: str) -> list[_Token]:
         if match is None:
             raise TextError(f"line {line}: unexpected {text[at : at + 20].splitlines()[0]!r}")
         if match.lastgroup != "space" and match.lastgroup is not None:
-            found.append(_Token(match.lastgroup, match.group(), line))
+            found.append(_Token(_kind(match.lastgroup, match.group()), match.group(), line))
         line += match.group().count("\n")
         at = match.end()
     found.append(_Token("end", "the end", line))
@@ -441,7 +449,7 @@ class _Parser:
         return token
 
     def name(self) -> str:
-        return _unquoted(self.expect("name", "string"))
+        return _unquoted(self.expect("name", "dotted", "string"))
 
     # -- graphs
 
@@ -531,7 +539,7 @@ class _Parser:
         return found
 
     def known(self, known: Mapping[str, Value]) -> Value:
-        token = self.expect("name", "string", "label")
+        token = self.expect("name", "dotted", "string", "label")
         if token.text not in known:
             raise TextError(f"line {token.line}: {token.text} is not defined")
         return known[token.text]
@@ -539,7 +547,7 @@ class _Parser:
     # -- nodes
 
     def node(self, known: dict[str, Value], tensors: dict[str, Value]) -> None:
-        token = self.expect("name", "string", "label")
+        token = self.expect("name", "dotted", "string", "label")
         if token.text in known:
             raise TextError(f"line {token.line}: {token.text} is defined twice")
         self.need(":")
@@ -566,7 +574,7 @@ class _Parser:
                 raise self.fail("one tensor")
             return [], {"value": self.constant(type_)}
         operands: list[Value] = []
-        while self.next.kind in ("name", "string", "label") and not self.starts_parameter_or_node():
+        while self.next.kind in ("name", "dotted", "string", "label") and not self.starts_parameter_or_node():
             operands.append(self.known(known))
             if not self.take(","):
                 break

@@ -45,14 +45,14 @@ def test_a_layer_reads_as_it_should() -> None:
     assert (
         show(dense())
         == """\
-graph dense(x: f32[N, 4], @parameter "fc/weight:0": f32[4, 3], @parameter "fc.bias": f32[3]) {
-  "fc.out".0: f32[N, 3] = dot x, "fc/weight:0" contract=[[1],[0]]
-  "fc.out".1: f32[N, 3] = broadcast "fc.bias" axes=[1]
-  "fc.out": f32[N, 3] = add "fc.out".0, "fc.out".1
+graph dense(x: f32[N, 4], @parameter "fc/weight:0": f32[4, 3], @parameter fc.bias: f32[3]) {
+  fc.out.0: f32[N, 3] = dot x, "fc/weight:0" contract=[[1],[0]]
+  fc.out.1: f32[N, 3] = broadcast fc.bias axes=[1]
+  fc.out: f32[N, 3] = add fc.out.0, fc.out.1
   y.0: f32[] = literal 0.0
   y.1: f32[N, 3] = broadcast y.0 axes=[]
-  y.2: bool[N, 3] = less_equal "fc.out", y.1
-  y: f32[N, 3] = select y.2, y.1, "fc.out"
+  y.2: bool[N, 3] = less_equal fc.out, y.1
+  y: f32[N, 3] = select y.2, y.1, fc.out
   return y=y
 }"""
     )
@@ -65,19 +65,19 @@ def test_its_gradient_reads_as_it_should() -> None:
 graph dense_gradient(
   x: f32[N, 4],
   @parameter "fc/weight:0": f32[4, 3],
-  @parameter "fc.bias": f32[3],
+  @parameter fc.bias: f32[3],
   @seed(y) seed_y: f32[N, 3]
 ) {
-  "fc.out".0: f32[N, 3] = dot x, "fc/weight:0" contract=[[1],[0]]
-  "fc.out".1: f32[N, 3] = broadcast "fc.bias" axes=[1]
-  "fc.out": f32[N, 3] = add "fc.out".0, "fc.out".1
+  fc.out.0: f32[N, 3] = dot x, "fc/weight:0" contract=[[1],[0]]
+  fc.out.1: f32[N, 3] = broadcast fc.bias axes=[1]
+  fc.out: f32[N, 3] = add fc.out.0, fc.out.1
   y.0: f32[] = literal 0.0
   y.1: f32[N, 3] = broadcast y.0 axes=[]
-  y.2: bool[N, 3] = less_equal "fc.out", y.1
-  y: f32[N, 3] = select y.2, y.1, "fc.out"
-  "grad_fc.bias".0: f32[N, 3] = select y.2, y.1, seed_y
-  "grad_fc.bias": f32[3] = reduce_sum "grad_fc.bias".0 axes=[0]
-  return y=y, @gradient("fc.bias") "grad_fc.bias"="grad_fc.bias"
+  y.2: bool[N, 3] = less_equal fc.out, y.1
+  y: f32[N, 3] = select y.2, y.1, fc.out
+  grad_fc.bias.0: f32[N, 3] = select y.2, y.1, seed_y
+  grad_fc.bias: f32[3] = reduce_sum grad_fc.bias.0 axes=[0]
+  return y=y, @gradient(fc.bias) grad_fc.bias=grad_fc.bias
 }"""
     )
 
@@ -109,6 +109,28 @@ def test_a_label_is_never_given_twice() -> None:
 def p_tanh(z: Value) -> Value:
     """The operand of a negation: an inner value that gets an output of its own."""
     return z.operands[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("fc.weight", "fc.weight"), ("layers.0.weight", "layers.0.weight"), ("h.0", '"h.0"'), ("h.0.1", '"h.0.1"'), ("a.1b", "a.1b"),
+        ("h.", '"h."'), (".h", '".h"'), ("0.weight", '"0.weight"'), ("return", '"return"'), ("a.return", "a.return"), ("ü", '"\\u00fc"'),
+        ("a b", '"a b"'), ('say "x"', '"say \\"x\\""'), ("", '""'), ("N", "N"), ("data", "data"), ("f32", "f32"), ("true", "true"),
+    ],
+)  # fmt: skip
+def test_any_name_is_a_name(name: str, text: str) -> None:
+    with building():
+        x = p.input(name, tensor(f64, (N,)), "parameter")
+        y = p.sin(p.exp(x))
+        z = p.neg(p.tanh(x))
+    graph = Graph((x,), {f"{name}!": y, f"{name}_": z}, name, tensors={}, roles={f"{name}!": Role("gradient", name)})
+    assert f"@parameter {text}: f64[N]" in show(graph)
+    parsed = again(graph)
+    assert parsed.inputs[0].name == name
+    assert list(parsed.outputs) == [f"{name}!", f"{name}_"]
+    assert parsed.roles == graph.roles
+    assert parsed.name == name
 
 
 def test_other_names_of_a_tensor_are_kept() -> None:
