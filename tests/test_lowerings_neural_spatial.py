@@ -266,6 +266,41 @@ def test_max_unpool_undoes_max_pool_and_the_last_of_equal_places_stays() -> None
     ).tolist() == [[[0, 6, 0, 7, 0]]]
 
 
+def by_onnxruntime(model: Any, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+    onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    return list(
+        onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feeds)
+    )
+
+
+@pytest.mark.parametrize(("op", "include"), [("MaxPool", 0), ("AveragePool", 0), ("AveragePool", 1), ("LpPool", 0)])
+@pytest.mark.parametrize("ceil_mode", [0, 1])
+@pytest.mark.parametrize("dilation", [1, 2])
+def test_poolings_are_those_of_onnxruntime(op: str, include: int, ceil_mode: int, dilation: int) -> None:
+    for kernel, stride, pads, size in itertools.product((2, 3), (1, 2, 3), ((0, 0), (1, 0), (0, 1), (1, 1)), (5, 6, 7)):
+        x = normal(1, 1, size, 3).astype(np.float32)
+        options: dict[str, Any] = {"count_include_pad": include} if op == "AveragePool" else {}
+        model = model_of(
+            op, {"x": x}, opset=22 if op != "LpPool" else 18, kernel_shape=[kernel, 2], strides=[stride, 1], dilations=[dilation, 1],
+            pads=[pads[0], 0, pads[1], 0], ceil_mode=ceil_mode, **options,
+        )  # fmt: skip
+        np.testing.assert_allclose(
+            evaluate(load(model), {"x": x})["y"], by_onnxruntime(model, {"x": x})[0], rtol=1e-5, atol=1e-6
+        )
+
+
+@pytest.mark.parametrize("auto_pad", ["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"])
+def test_transposed_convolutions_to_a_given_shape_are_those_of_onnxruntime(auto_pad: str) -> None:
+    for kernel, stride, shape in itertools.product((2, 3), (2, 3), (7, 8, 9)):
+        if (2 * stride + kernel - shape) < 0:
+            continue  # onnxruntime refuses some shapes that are larger than what the windows cover
+        feeds = {"x": normal(1, 2, 3).astype(np.float32), "w": normal(2, 1, kernel).astype(np.float32)}
+        model = model_of("ConvTranspose", feeds, opset=22, strides=[stride], output_shape=[shape], auto_pad=auto_pad)
+        np.testing.assert_allclose(
+            evaluate(load(model), feeds)["y"], by_onnxruntime(model, feeds)[0], rtol=1e-5, atol=1e-6
+        )
+
+
 # ---- resampling --------------------------------------------------------------------------------------------------------------------------
 
 COORDINATES = ["half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric", "half_pixel_symmetric"]
@@ -358,7 +393,6 @@ def test_growing_by_whole_factors_repeats_and_gathers_nothing() -> None:
 @pytest.mark.parametrize("mode", ["nearest", "linear"])
 @pytest.mark.parametrize("scales", [[1.0, 1.0, 2.0, 3.0], [1.0, 1.0, 1.5, 2.5], [1.0, 1.0, 0.6, 0.5]])
 def test_older_resizing_is_that_of_onnxruntime(op: str, opset: int, mode: str, scales: list[float]) -> None:
-    onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
     if op == "Upsample":
         scales = [max(s, 1.0) for s in scales]
     x = normal(1, 2, 4, 6).astype(np.float32)
@@ -430,15 +464,15 @@ def test_roi_align_agrees_with_differences(ratio: int, mode: str, coordinates: s
 
 
 def test_roi_align_with_as_many_points_as_a_region_needs_is_that_of_onnxruntime() -> None:
-    onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
     rois = np.vstack([ROIS, [[-40, -30, 60, 50], [3, 3, 3.5, 3.4]]]).astype(np.float32)
     feeds = {"x": normal(2, 2, 6, 7).astype(np.float32), "rois": rois, "batch": np.array([0, 1, 1, 0, 1])}
     for coordinates in ("half_pixel", "output_half_pixel"):
         model = model_of(
             "RoiAlign", feeds, opset=16, output_height=2, output_width=3, coordinate_transformation_mode=coordinates
         )
-        session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-        np.testing.assert_allclose(evaluate(load(model), feeds)["y"], session.run(None, feeds)[0], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            evaluate(load(model), feeds)["y"], by_onnxruntime(model, feeds)[0], rtol=1e-4, atol=1e-5
+        )
 
 
 def test_roi_align_that_compares_a_number_of_points_from_data_is_refused() -> None:

@@ -209,9 +209,10 @@ def conv_transpose(x: Value, w: Value, b: Value | None = None, *, auto_pad: str 
         low = high = (0,) * n
     if wanted is not None:
         totals = [simplest(r + e - o) for r, e, o in zip(reach, extra, wanted, strict=True)]
-        first = tuple(dmax(floordiv(t, 2), 0) for t in totals)
-        second = tuple(simplest(t - f) for t, f in zip(totals, first, strict=True))
-        low, high = (first, second) if auto_pad != "SAME_LOWER" else (second, first)
+        # the odd element is cut at the end for SAME_UPPER, else at the start; where windows fall short, zeros follow at the end
+        halves = [(floordiv(cut, 2), cut) for cut in (dmax(t, 0) for t in totals)]
+        low = tuple(half if auto_pad == "SAME_UPPER" else simplest(cut - half) for half, cut in halves)
+        high = tuple(simplest(t - n) for t, n in zip(totals, low, strict=True))
     inside = tuple(
         min(e, s - 1) for e, s in zip(extra, plain.strides, strict=True)
     )  # windows leave at most stride - 1 free at the end
