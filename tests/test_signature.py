@@ -6,7 +6,6 @@ import json
 
 import numpy as np
 import pytest
-
 from pullback.algebra import primitives as p
 from pullback.algebra.dims import dim
 from pullback.algebra.errors import PullbackError

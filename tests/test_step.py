@@ -610,3 +610,10 @@ def test_statistics_inside_a_branch_are_kept_and_reported() -> None:
     said = {"branch/bn": "inference form, as it stands inside a loop or branch"}
     assert step.signature.training["batch_norms"] == said
     assert step.signature.frozen == {"fc1.bias": "running statistics, kept as they are"}
+
+
+def test_options_without_such_a_value_are_refused_together() -> None:
+    with pytest.raises(Refusal) as error:
+        training_step(mlp(), clip_norm=-1.0, ema=1.5, batch_norm="train", running_variance="biased")
+    for part in ("clip_norm must be above 0", "ema must lie in", "found 'train'", "found 'biased'"):
+        assert part in str(error.value)

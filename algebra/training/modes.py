@@ -200,10 +200,6 @@ def training_mode(graph: Graph, *, batch_norm: str = "batch", running_variance: 
         for record in graph.info.get("batch_norms", ()):
             if not isinstance(record.y, str) and id(record.y) not in inside:
                 norms[record.name] = "inference form, as it stands inside a loop or branch"
-    elif batch_norm != "frozen":
-        raise Refusal(
-            "unknown treatment of batch normalisations", [f"batch_norm is 'batch' or 'frozen', found {batch_norm!r}"]
-        )
     dropped: dict[str, float] = {}
     for stream, (key, (name, y, ratio)) in enumerate((dropout or {}).items()):
         assert seed is not None

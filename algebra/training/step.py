@@ -334,6 +334,7 @@ def training_step(
     if not graph.outputs:
         raise Refusal(f"no training step for {graph.name!r}", ["the model has no outputs"])
     clips = {"value": clip_value, "norm": clip_norm, "global_norm": clip_global_norm}
+    _check(clips, ema, batch_norm, running_variance)
     low = low_dtype(precision)
     options = _Options(
         rule=_rule(optimizer, lr, optimizer_options or {}),
@@ -367,6 +368,21 @@ def training_step(
             graph, loss, output=output, class_axis=class_axis, options=loss_options or {}, fuse=fuse, names=names
         )
         return _build(graph, goal, options, names)
+
+
+def _check(clips: Mapping[str, float | None], ema: float | None, batch_norm: str, running_variance: str) -> None:
+    """Raise one refusal for every option that has no such value."""
+    wrong = [f"clip_{k} must be above 0, found {v!r}" for k, v in clips.items() if v is not None and not v > 0]
+    if ema is not None and not 0 <= ema < 1:
+        wrong.append(f"ema must lie in [0, 1), found {ema!r}")
+    for name, value, words in (
+        ("batch_norm", batch_norm, ("batch", "frozen")),
+        ("running_variance", running_variance, ("unbiased", "population")),
+    ):
+        if value not in words:
+            wrong.append(f"{name} is {' or '.join(map(repr, words))}, found {value!r}")
+    if wrong:
+        raise Refusal("options of the training step", wrong)
 
 
 def _patterns(given: Sequence[str] | str) -> tuple[str, ...]:
