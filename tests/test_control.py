@@ -176,6 +176,24 @@ def test_a_symbolic_size_is_not_1_where_the_branches_have_different_ranks() -> N
     assert "M >= 2" in map(str, graph.constraints)
 
 
+def test_a_size_is_1_where_the_model_only_fits_together_then() -> None:
+    """An exporter's `If(size == 1, Squeeze(x), x)` before a product that takes a matrix."""
+    proto = model("""
+    main (float[N, T, 3] x) => (y) <float[3, 2] w = {1, 2, 3, 4, 5, 6}, float[2] b = {1, 2}> {
+      shape = Shape (x)  one = Constant <value_int = 1> ()
+      size = Gather <axis = 0> (shape, one)  c = Equal (size, one)
+      s = If (c) <
+        then_branch = t () => (a) { ax = Constant <value_ints = [1]> ()  a = Squeeze (x, ax) },
+        else_branch = e () => (d) { d = Identity (x) }
+      >
+      y = Gemm (s, w, b)
+    }
+    """)
+    graph = load(proto)
+    assert str(graph.outputs["y"].type) == "f32[N, 2]"
+    assert "T == 1" in map(str, graph.constraints)
+
+
 def test_branches_of_different_shapes_are_refused_where_data_decides() -> None:
     proto = model("""
     main (bool c, float[2, 3] x) => (y) {
@@ -347,6 +365,34 @@ def test_a_trip_count_that_is_data_runs_forward() -> None:
         feeds = {"x": X, "trips": np.asarray(trips, np.int64)}
         np.testing.assert_allclose(evaluate(graph, feeds)["y"], by_onnxruntime(proto, feeds)["y"], rtol=1e-6)
         check(proto, feeds, graph=load(proto, max_trips=9))
+
+
+COUNTING = """
+main (float[N, T, 3] x) => (float[N, 3] y, float[K, N, 3] z) <float[3] w = {0.5, 0.2, -0.3}, int64 zero = {0}, int64 one = {1}, float[1] f = {0}> {
+  xt = Transpose <perm = [1, 0, 2]> (x)  shape = Shape (xt)  n = Gather (shape, zero)  nf = Cast <to = 1> (n)
+  rows = Gather (shape, one)  flat = Constant <value_ints = [-1]> ()  r1 = Reshape (rows, flat)  three = Constant <value_ints = [3]> ()
+  size = Concat <axis = 0> (r1, three)  h = Expand (f, size)
+  zf = Cast <to = 1> (zero)  on = Less (zf, nf)
+  i_last, y, n_last, z = Loop <body = step (int64 i, bool c, int64 j, float[N, 3] s, int64 m) => (c_out, j_out, s_out, m_out, z_out) {
+    j_out = Add (j, one)  xi = Gather <axis = 0> (xt, j)  a = Mul (s, w)  b = Add (a, xi)  s_out = Tanh (b)  z_out = Identity (s_out)
+    m_out = Identity (m)  jf = Cast <to = 1> (j_out)  mf = Cast <to = 1> (m)  less = Less (jf, mf)
+    if = Cast <to = 1> (i)  below = Less (if, nf)  c_out = And (below, less)
+  }> (n, on, zero, h, n)
+}
+"""
+
+
+@pytest.mark.parametrize("output", ["y", "z"])
+def test_a_loop_whose_condition_only_counts_is_a_scan(output: str) -> None:
+    """As tf2onnx writes a recurrent layer: a counter of its own, compared in floats with a size."""
+    proto = model(COUNTING)
+    graph = load(proto)
+    assert "scan" in primitives(graph)
+    assert "while" not in primitives(graph)
+    assert str(graph.outputs["z"].type) == "f32[T, N, 3]"
+    for time in (1, 4):
+        x = np.linspace(-1, 1, 2 * time * 3, dtype=np.float32).reshape(2, time, 3)
+        check(proto, {"x": x}, output=output)
 
 
 def test_scan_outputs_of_a_loop_without_known_length_are_refused() -> None:

@@ -35,7 +35,10 @@ class Unify(Exception):
 
 @dataclass(slots=True)
 class Reading:
-    """The state of reading one model once: facts, constraints, fresh symbols, and the records that training needs."""
+    """The state of reading one model once: facts, constraints, fresh symbols, and the records that training needs.
+
+    `chosen` names the branches on sizes that could be read either way; `choices` says which of them are to be read the unusual way.
+    """
 
     facts: Facts = field(default_factory=Facts)
     constraints: dict[str, Constraint] = field(default_factory=dict)
@@ -45,6 +48,8 @@ class Reading:
     static_uses: dict[str, str] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)
     taken: set[str] = field(default_factory=set)
+    choices: dict[str, bool] = field(default_factory=dict)
+    chosen: list[str] = field(default_factory=list)
 
     def known(self, value: Value) -> np.ndarray | None:
         """The array that a value is known to be before anything runs (of objects where symbolic dims are inside), or None."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,9 @@ from .tensors import constant_of, dtype_of_onnx, external_problems, sparse_const
 __all__ = ["Nested", "Scope", "load"]
 
 ANONYMOUS = {"", "?", "-1", "None"}
+RETRIES = (
+    12  # times a model is read with some branches on sizes taken the unusual way, where the usual one does not fit
+)
 FAULTS = (PullbackError, ValueError, TypeError, IndexError, KeyError, ArithmeticError, AttributeError)
 
 # operands whose stored tensors are no weights: (operator, position) -> role, suffix of a tensor that is a weight elsewhere, reason
@@ -188,6 +191,10 @@ class Scope:
                 return entry  # the empty optional is known by identity
             return Tensors(tuple(self._brought(v, home.body, name) for v in entry.items))
         return self._brought(entry, home.body, name) if isinstance(entry, Value) else entry
+
+    def brought(self, value: Value, outer: Scope, name: str) -> Value:
+        """A value of an outer scope as the nested graph here has it."""
+        return self._brought(value, outer.body, name)
 
     def _brought(self, value: Value, home: Body | None, name: str) -> Value:
         """A value of a graph around as the nested graph here has it, through every border between."""
@@ -598,16 +605,40 @@ def load(model: str | os.PathLike[str] | ModelProto | bytes, *, dims: Mapping[st
     _check_file(proto, base, name)
     graph = functions.inlined(proto, name)
     bindings: dict[sympy.Symbol, Dim] = {}
-    forced: list[Constraint] = []
     for symbol, size in (dims or {}).items():
         if not isinstance(size, int) or size < 1:
             raise Refusal(f"cannot bind dim {symbol!r}", [f"a positive int is required, found {size!r}"])
         bindings[dim(symbol)] = size
     if dims:
         _check_bound(graph, dims, name)
+    waiting: list[frozenset[str]] = [
+        frozenset()
+    ]  # branches on sizes to be read the unusual way, the usual way of all first
+    refused: Refusal | None = None
+    for _ in range(RETRIES):
+        if not waiting:
+            break
+        unusual, chosen = waiting.pop(), list[str]()
+        try:
+            return _settled(graph, proto, base, name, bindings, options, unusual, chosen)
+        except Refusal as error:
+            refused = refused or error
+            waiting += [unusual | {branch} for branch in dict.fromkeys(chosen) if branch not in unusual]
+    assert refused is not None
+    raise refused
+
+
+def _settled(
+    graph: GraphProto, proto: ModelProto, base: Path | None, name: str, bindings: Mapping[sympy.Symbol, Dim],
+    options: Mapping[str, Any], unusual: Collection[str], chosen: list[str],
+) -> Graph:  # fmt: skip
+    """Read again and again, symbols replaced by what the model forces them to be, until nothing more is forced."""
+    forced: list[Constraint] = []
     while True:
         reader = Reader(graph, proto, base, bindings)
         reader.state.options.update(options)
+        reader.state.choices.update(dict.fromkeys(unusual, True))
+        reader.state.chosen = chosen
         try:
             return _read(reader, name, forced)
         except Unify as unify:

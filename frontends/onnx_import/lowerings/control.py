@@ -7,7 +7,7 @@ also stops early on a condition is a `scan` whose later steps do nothing; one wi
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,10 @@ from onnx import GraphProto
 
 from ....algebra import composites as c
 from ....algebra import primitives as p
-from ....algebra.dims import Dim, at_least, dmax, dmin, simplest
+from ....algebra.dims import Dim, at_least, ceildiv, dim, dmax, dmin, floordiv, simplest
 from ....algebra.errors import DimError, InconclusiveDim
 from ....algebra.graph import Graph, Value, building, inline, reachable
+from ....algebra.known import Facts
 from ....algebra.passes.unroll import unrolled
 from ....algebra.types import TensorType, bool_, i64
 from ..context import Node, Unify, Unsupported, reading, require_equal, require_same_shape
@@ -87,7 +88,7 @@ def if_(condition: Value, *, then_branch: GraphProto, else_branch: GraphProto, n
     try:
         return _branches(_scalar(condition), (then_branch, else_branch), paths, node)
     except (_Differ, Poisoned, Unify) as error:  # a branch does not hold for all sizes: is it only taken for some?
-        usual = _usual_sizes(condition)
+        usual = _usual_sizes(condition, node.name)
         if usual is None and isinstance(error, _Differ):
             raise Unsupported(f"the branches of If {error}, and which one is taken depends on data") from None
         if usual is None:
@@ -169,12 +170,15 @@ def _taking(nested: Nested, operands: Sequence[Value]) -> Graph:
     return nested.graph.with_(inputs=tuple(inputs))
 
 
-def _usual_sizes(condition: Value) -> bool | None:
+def _usual_sizes(condition: Value, name: str) -> bool | None:
     """What a condition on sizes is where no symbol is 1, as in broadcasting (then `size >= 2` is a constraint); None where it is about more.
 
-    Exporters write `If(size == 1, Squeeze(x), x)`, whose branches have different ranks.
+    Exporters write `If(size == 1, Squeeze(x), x)`, whose branches have different ranks. Where the model can only be read if the size is 1, that is
+    chosen instead (`Reading.choices`, by the name of the node).
     """
-    state, assumed = reading(), []
+    state = reading()
+    ones = state.choices.get(name, False)
+    sizes = []
     for v in reachable([condition]):
         if v.primitive.name != "equal" or known(v) is not None:
             continue
@@ -184,12 +188,17 @@ def _usual_sizes(condition: Value) -> bool | None:
         dims = [simplest(o.reshape(())[()]) for o in operands if o is not None]
         if 1 not in dims:
             return None
-        state.facts.tell(v, np.zeros([1] * v.rank, np.bool_))
-        assumed.append(next((d for d in dims if d != 1), 1))
+        state.facts.tell(v, np.full([1] * v.rank, ones))
+        sizes.append(next((d for d in dims if d != 1), 1))
     state.facts.forget([v for v in reachable([condition]) if known(v) is None])
     taken = _known_bool(condition)
-    if taken is not None:
-        for d in assumed:
+    if taken is None:
+        return None
+    state.chosen.append(name)
+    for d in sizes:
+        if ones:
+            require_equal(d, 1, "the model only fits together where this size is 1")
+        else:
             state.constrain(d, ">=", 2, "a symbolic size is not 1")
     return taken
 
@@ -207,6 +216,7 @@ class _Loop:
     count: Value | None
     start: Value | None
     state: tuple[Argument, ...]
+    open: bool = False  # whether its condition may stop it at any step
 
     @property
     def scans(self) -> int:
@@ -282,37 +292,140 @@ def _unrolled(this: _Loop) -> tuple[Argument, ...]:
 
 
 def _rolled(this: _Loop) -> tuple[Argument, ...]:
+    """The loop as one node. What the body hands on as it is becomes a constant of it."""
     state = _values(this.state, "a carried tensor")
     names = [v.name for v in this.body.input]
-    inputs = [(names[0], TensorType(i64, ())), *((n, _type(v)) for n, v in zip(names[2:], state, strict=True))]
-    goes_on: list[Value] = []
+    same = _handed_on(this.body, len(state))
+    carried = [i for i in range(len(state)) if i not in same]
+    inputs = [(names[0], TensorType(i64, ())), *((names[2 + i], _type(state[i])) for i in carried)]
     on: list[bool | None] = []
 
     def build(scope: Scope, given: tuple[Value, ...]) -> Iterator[tuple[str, Value]]:
-        scope.entries.update(zip(names, [given[0], p.literal(True), *given[1:]], strict=True))
+        entries: dict[str, Value] = {names[0]: given[0], names[1]: p.literal(True)}
+        entries |= {names[2 + i]: v for i, v in zip(carried, given[1:], strict=True)}
+        entries |= {names[2 + i]: scope.brought(state[i], this.node.scope, names[2 + i]) for i in same}
+        scope.entries.update(entries)
         results = _values(scope.run(this.body), "an output of a loop's body")
-        goes_on.append(_scalar(results[0]))
         on.append(_known_bool(results[0]))
-        for name, before, after in zip(names[2:], given[1:], results[1:], strict=False):
-            _unchanged(name, before, after)
-        yield from ((f"next_{n}", v) for n, v in zip(names[2:], results[1:], strict=False))
+        for i, before in zip(carried, given[1:], strict=True):
+            _unchanged(names[2 + i], before, results[1 + i])
+            yield f"next_{names[2 + i]}", results[1 + i]
         yield from ((f"slice{i}", v) for i, v in enumerate(results[1 + len(state) :]))
-        yield "goes_on", goes_on[0]
+        yield "goes_on", _scalar(results[0])
 
     nested = this.node.scope.nested(_own_name(this.node), inputs, build)
+    initial = [state[i] for i in carried]
+    trips = this.trips
     if on[0] is False:  # the first step is the last
-        this = _Loop(
-            this.node,
-            this.body,
-            None if this.trips is None else dmin(this.trips, 1),
-            this.count,
-            this.start,
-            this.state,
-        )
-    stops_by_itself = on[0] is None
-    if this.trips is not None and this.start is None and not stops_by_itself:
-        return _counted(this, nested, state, this.trips)
-    return _conditional(this, nested, state, always=on[0] is True)
+        trips = 1 if trips is None else dmin(trips, 1)
+    elif on[0] is None and (counted := _steps_of(nested.graph, initial)) is not None:
+        trips = counted if trips is None else dmin(trips, counted)
+    elif on[0] is None:
+        this = replace(this, open=True)
+    this = replace(this, trips=trips)
+    if trips is not None and this.start is None and not this.open:
+        found = _counted(nested, initial, trips)
+    else:
+        found = _conditional(this, nested, initial)
+    last = dict(zip(carried, found, strict=False))
+    return (*(last.get(i, state[i]) for i in range(len(state))), *found[len(carried) :])
+
+
+def _handed_on(body: GraphProto, count: int) -> list[int]:
+    """The carried tensors that the body hands on as they are."""
+    source = {n.output[0]: n.input[0] for n in body.node if n.op_type == "Identity"}
+    found = []
+    for i in range(count):
+        name = body.output[1 + i].name
+        while name in source:
+            name = source[name]
+        if name == body.input[2 + i].name:
+            found.append(i)
+    return found
+
+
+def _steps_of(graph: Graph, initial: Sequence[Value]) -> Dim | None:
+    """How many steps a loop makes whose condition only counts: `while i < n`, in any arithmetic on counters and sizes; None where it does more.
+
+    The first step is made in any case. Counters are tensors that grow by a constant from a known start.
+    """
+    step, number = dim("step", least=0), _object(dim("step", least=0))
+    once = Facts()
+    for v in graph.inputs[1 + len(initial) :]:
+        if (array := known(v)) is not None:
+            once.tell(v, array)
+    counters = [
+        v for v, first in zip(graph.inputs[1:], initial, strict=False) if v.rank == 0 and known(first) is not None
+    ]
+    for k, v in enumerate(counters):
+        once.tell(v, _object(dim(f"counter {k}", least=0)))
+    every = Facts()
+    every.tell(graph.inputs[0], number)
+    for v in graph.inputs[1 + len(initial) :]:
+        if (array := known(v)) is not None:
+            every.tell(v, array)
+    results = list(graph.outputs.values())
+    for j, first in enumerate(initial):
+        v, after, start = graph.inputs[1 + j], once(results[j]), known(first)
+        if v not in counters or after is None or start is None:
+            continue
+        slope = simplest(after.reshape(())[()] - dim(f"counter {counters.index(v)}", least=0))
+        if isinstance(slope, int):
+            every.tell(
+                v, _object(simplest(start.reshape(()).item() if start.dtype != object else start[()]) + slope * step)
+            )
+    found: list[Dim] = []
+    for test in _conjuncts(graph.outputs["goes_on"]):
+        steps = _first_failure(test, every, step)
+        if steps is None:
+            return None
+        found += steps
+    least = None
+    for n in found:
+        least = n if least is None else dmin(least, n)
+    return least
+
+
+def _object(value: Any) -> np.ndarray:
+    array = np.empty((), object)
+    array[()] = value
+    return array
+
+
+def _conjuncts(test: Value) -> Iterator[Value]:
+    if test.primitive.name == "logical_and":
+        for o in test.operands:
+            yield from _conjuncts(o)
+    elif test.primitive.name == "reshape":
+        yield from _conjuncts(test.operands[0])
+    else:
+        yield test
+
+
+def _first_failure(test: Value, facts: Facts, step: sympy.Symbol) -> list[Dim] | None:
+    """After how many steps a comparison fails first: none where it never does, None where that is not known."""
+    held = facts(test)
+    if held is not None and held.dtype != object:
+        return [] if bool(held.reshape(())) else [1]
+    if test.primitive.name not in ("less", "less_equal"):
+        return None
+    left, right = (facts(o) for o in test.operands)
+    if left is None or right is None or left.size != 1 or right.size != 1:
+        return None
+    gap = sympy.expand(sympy.sympify(right.reshape(())[()]) - sympy.sympify(left.reshape(())[()]))
+    slope = simplest(-gap.coeff(step, 1))
+    start = sympy.expand(gap + slope * step)
+    if not isinstance(slope, int) or slope < 1 or start.has(step):
+        return None
+    start = simplest(start)
+    if not isinstance(start, int | sympy.Expr):
+        return None
+    holds = ceildiv(start, slope) if test.primitive.name == "less" else floordiv(simplest(start + slope), slope)
+    try:
+        holds = holds if at_least(holds, 0) else 0
+    except InconclusiveDim:
+        holds = dmax(holds, 0)
+    return [simplest(holds + 1)]
 
 
 def _unchanged(name: str, before: Value, after: Value) -> None:
@@ -325,8 +438,8 @@ def _unchanged(name: str, before: Value, after: Value) -> None:
         raise _Changes(f"the loop changes {name!r} from {before.type!r} to {after.type!r}") from error
 
 
-def _counted(this: _Loop, nested: Nested, state: list[Value], trips: Dim) -> tuple[Argument, ...]:
-    """A scan over the step numbers. Tensors that the body hands on as they are become constants."""
+def _counted(nested: Nested, state: Sequence[Value], trips: Dim) -> tuple[Value, ...]:
+    """A scan over the step numbers. Tensors that turn out to be handed on as they are become constants."""
     graph, n = nested.graph, len(state)
     results = list(graph.outputs.items())[:-1]
     index, entered, captured = graph.inputs[0], graph.inputs[1 : 1 + n], graph.inputs[1 + n :]
@@ -343,7 +456,7 @@ def _counted(this: _Loop, nested: Nested, state: list[Value], trips: Dim) -> tup
     return (*(last.get(i, state[i]) for i in range(n)), *found[len(kept) :])
 
 
-def _conditional(this: _Loop, nested: Nested, state: list[Value], always: bool) -> tuple[Argument, ...]:
+def _conditional(this: _Loop, nested: Nested, state: Sequence[Value]) -> tuple[Value, ...]:
     """A loop that may stop on what it computes: a scan where its steps are bounded, else a `while`."""
     if this.scans:
         raise Unsupported(
@@ -370,7 +483,7 @@ def _step(graph: Graph, i: Value, state: Sequence[Value], captured: Sequence[Val
     return after, goes_on
 
 
-def _while(nested: Nested, state: list[Value], running: Value, count: Value | None) -> tuple[Argument, ...]:
+def _while(nested: Nested, state: Sequence[Value], running: Value, count: Value | None) -> tuple[Value, ...]:
     n, graph = len(state), nested.graph
     consts = [*([] if count is None else [count]), *nested.captured]
     inputs = [("step", TensorType(i64, ())), ("running", TensorType(bool_, ()))]
@@ -394,8 +507,8 @@ def _while(nested: Nested, state: list[Value], running: Value, count: Value | No
 
 
 def _masked(
-    nested: Nested, state: list[Value], running: Value, count: Value | None, bound: Dim
-) -> tuple[Argument, ...]:
+    nested: Nested, state: Sequence[Value], running: Value, count: Value | None, bound: Dim
+) -> tuple[Value, ...]:
     """A scan of the most steps, in which the body only runs while the loop goes on. Floats become NaN where it has not ended by then."""
     n, graph = len(state), nested.graph
     consts = [*([] if count is None else [count]), *nested.captured]

@@ -358,6 +358,8 @@ def _labels(term: str, equation: str, ellipsis: list[str]) -> list[str]:
 def gemm(a: Value, b: Value, c: Value | None = None, *, alpha: float = 1.0, beta: float = 1.0,
          transA: int = 0, transB: int = 0) -> Value:  # fmt: skip
     """alpha * a' @ b' + beta * c"""
+    if a.rank != 2 or b.rank != 2:
+        raise DimError(f"Gemm multiplies matrices, found {a.type!r} and {b.type!r}")
     require_equal(a.shape[0 if transA else 1], b.shape[1 if transB else 0], "the inner sizes of a matrix product")
     y = _scaled(p.dot(a, b, contract=((0 if transA else 1,), (1 if transB else 0,))), alpha)
     return y if c is None or beta == 0 else p.add(y, _scaled(broadcast_to(c, y.shape), beta))
