@@ -24,7 +24,7 @@ from .errors import DimError, InconclusiveDim
 
 __all__ = [
     "Dim", "Shape", "assuming", "at_least", "ceildiv", "dim", "dmax", "dmin", "equal", "evaluate", "exact_div",
-    "floordiv", "is_dim", "is_one", "is_static", "is_zero", "maybe_equal", "mod", "parse", "product", "quote",
+    "floordiv", "is_dim", "is_one", "is_static", "is_zero", "lowest_terms", "maybe_equal", "mod", "parse", "product", "quote",
     "same_shape", "show", "show_shape", "simplest", "solve", "solve_atom", "substitute", "symbols", "unquote",
     "walk",
 ]  # fmt: skip
@@ -579,6 +579,17 @@ def exact_div(a: Dim, b: Dim) -> Dim | None:
         return None if b == 0 or a % b else a // b
     q = _exact(sympy.sympify(a), sympy.sympify(b))
     return None if q is None else simplest(q)
+
+
+def lowest_terms(a: Dim, b: Dim) -> tuple[Dim, Dim]:
+    """The two without their common factors.
+
+    >>> lowest_terms(dim("C") * dim("N"), 2 * dim("N"))
+    (C, 2)
+    """
+    factor = simplest(sympy.gcd(sympy.sympify(a), sympy.sympify(b)))
+    left, right = exact_div(a, factor), exact_div(b, factor)
+    return (a, b) if left is None or right is None else (left, right)
 
 
 def dmax(a: Dim, b: Dim) -> Dim:

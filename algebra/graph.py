@@ -291,7 +291,10 @@ class Constraint:
 
         match self.relation:
             case "divides":
-                return f"{show(self.left)} % {show(self.right)} == 0"
+                left, right = (
+                    show(d) if isinstance(d, int) or d.is_Symbol else f"({show(d)})" for d in (self.left, self.right)
+                )
+                return f"{left} % {right} == 0"
             case relation:
                 return f"{show(self.left)} {relation} {show(self.right)}"
 

@@ -10,7 +10,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import sympy
 
-from ...algebra.dims import Dim, dim, equal, exact_div, floordiv, maybe_equal, mod, show, solve, solve_atom
+from ...algebra.dims import (
+    Dim,
+    dim,
+    equal,
+    exact_div,
+    floordiv,
+    lowest_terms,
+    maybe_equal,
+    mod,
+    show,
+    solve,
+    solve_atom,
+)
 from ...algebra.errors import DimError, InconclusiveDim, PullbackError
 from ...algebra.graph import Constraint, Value
 from ...algebra.known import Facts
@@ -139,5 +151,6 @@ def require_divides(a: Dim, b: Dim, reason: str) -> Dim:
         return quotient
     if not maybe_equal(mod(a, b), 0):
         raise DimError(f"{show(b)} must divide {show(a)}: {reason}")
+    a, b = lowest_terms(a, b)
     reading().constrain(a, "divides", b, reason)
     return floordiv(a, b)
