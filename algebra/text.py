@@ -159,9 +159,9 @@ def _same(a: object, b: object) -> bool:
     """Equality in which 0, 0.0, -0.0 and False differ."""
     if isinstance(a, tuple) and isinstance(b, tuple):
         return len(a) == len(b) and all(map(_same, a, b))
-    if type(a) is not type(b) and not (isinstance(a, sympy.Expr) and isinstance(b, sympy.Expr)):
-        return False
-    return bool(a == b) and repr(a) == repr(b)
+    if isinstance(a, sympy.Expr) or isinstance(b, sympy.Expr):
+        return bool(a == b)
+    return type(a) is type(b) and bool(a == b) and (not isinstance(a, float) or repr(a) == repr(b))
 
 
 # ---- printing --------------------------------------------------------------------------------------------------------
