@@ -95,7 +95,7 @@ def test_onnxruntime_needs_less_memory() -> None:
     sys.path.insert(0, {tests!r})
     import test_memory as t
     peak = lambda: int(re.search(r"VmHWM:\\s+(\\d+)", t.STATUS.read_text())[1])
-    run = t.Trainer(t.training_step(t.chain(24, 128, t.f32), checkpoint={how}), threads=1)
+    run = t.Trainer(t.training_step(t.chain(48, 128, t.f32), checkpoint={how}), threads=1)
     data = t.batch(8192, 128, t.f32)
     before = peak()
     run.step(data)

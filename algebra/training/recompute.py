@@ -15,6 +15,7 @@ from fnmatch import fnmatchcase
 from itertools import pairwise
 
 from .. import primitives as p
+from ..calculus.vjp import vjp
 from ..costs import bytes_of
 from ..dims import Dim, evaluate, symbols
 from ..errors import Refusal
@@ -66,12 +67,12 @@ class Checkpoint:
         )
 
 
-def chosen(graph: Graph, loss: Value, checkpoint: Checkpoint) -> dict[int, Value]:
-    """The forward values that are recomputed, by id."""
+def chosen(graph: Graph, loss: Value, checkpoint: Checkpoint, wrt: Sequence[Value]) -> dict[int, Value]:
+    """The forward values that are recomputed, by id, where the gradients of `wrt` are wanted."""
     forward = _forward(graph, loss)
     if checkpoint.patterns:
         return _matching(graph, forward, checkpoint.patterns)
-    cuts = _Cuts(forward, loss, checkpoint.sizes or {})
+    cuts = _Cuts(forward, loss, checkpoint.sizes or {}, _residuals(loss, wrt))
     if checkpoint.segments is not None:
         kept, _ = cuts.kept(checkpoint.segments)
     else:
@@ -91,6 +92,20 @@ def _forward(graph: Graph, loss: Value) -> list[Value]:
     return found
 
 
+def _residuals(loss: Value, wrt: Sequence[Value]) -> set[int]:
+    """Ids of the values that the backward pass reads, and of what those that are mere views look at."""
+    found = {id(v) for v in reachable([loss])}
+    stack = [v for v in vjp([loss], [p.literal(1, loss.dtype)], wrt) if v is not None]
+    stack = [o for v in reachable(stack) if id(v) not in found for o in v.operands if id(o) in found]
+    read: set[int] = set()
+    while stack:
+        v = stack.pop()
+        if id(v) not in read:
+            read.add(id(v))
+            stack += v.operands if v.primitive.name in _VIEWS else ()
+    return read
+
+
 def _matching(graph: Graph, forward: Sequence[Value], patterns: Sequence[str]) -> dict[int, Value]:
     found: dict[int, Value] = {}
     reasons = []
@@ -108,7 +123,7 @@ def _matching(graph: Graph, forward: Sequence[Value], patterns: Sequence[str]) -
 class _Cuts:
     """Where the forward pass can be cut, and what is live there."""
 
-    def __init__(self, forward: Sequence[Value], loss: Value, sizes: Mapping[str, int]) -> None:
+    def __init__(self, forward: Sequence[Value], loss: Value, sizes: Mapping[str, int], residuals: set[int]) -> None:
         self._forward = forward
         place = {id(v): i for i, v in enumerate(forward)}
         last = list(range(len(forward)))
@@ -120,9 +135,9 @@ class _Cuts:
         self._last = last
         self._bytes = [_size(v, sizes) for v in forward]
         self._live = self._live_bytes()
-        self._before = [0]
-        for b in self._bytes:
-            self._before.append(self._before[-1] + b)
+        self._before = [0]  # bytes that the backward pass would find kept, of all nodes before each
+        for v, b in zip(forward, self._bytes, strict=True):
+            self._before.append(self._before[-1] + (b if id(v) in residuals else 0))
 
     def _live_bytes(self) -> list[int]:
         """Bytes alive behind each node."""
@@ -223,8 +238,8 @@ def _barrier(x: Value, ct: Value) -> Value:
     return p.select(p.broadcast(arrived, shape=x.shape, axes=()), x, zero)
 
 
-def recompute(graph: Graph, loss: Value, checkpoint: Checkpoint) -> Recompute:
-    """The view of the backward pass on a forward graph."""
-    values = chosen(graph, loss, checkpoint)
+def recompute(graph: Graph, loss: Value, checkpoint: Checkpoint, wrt: Sequence[Value]) -> Recompute:
+    """The view of the backward pass on a forward graph, where the gradients of `wrt` are wanted."""
+    values = chosen(graph, loss, checkpoint, wrt)
     varying = {id(v): v for v in (*graph.by_role("input", "seed", "step"), *_forward(graph, loss))}
     return Recompute(values, varying)

@@ -438,10 +438,11 @@ def _build(graph: Graph, goal: Objective, options: _Options, names: Names) -> Tr
     )
     base = _with_roles(base, selection.trained, statistics)
     step = p.input(names("step"), TensorType(i64, ()), "step")
-    dropped = dropouts_of(base, options.dropout)
-    seed = p.input(names("seed"), TensorType(i64, ()), "seed") if dropped else None
+    drawing, own = _drawing_anew(base, step)
+    dropped = dropouts_of(drawing, options.dropout)
+    seed = own or (p.input(names("seed"), TensorType(i64, ()), "seed") if dropped else None)
     mode = training_mode(
-        base,
+        drawing,
         batch_norm=options.batch_norm,
         running_variance=options.running_variance,
         dropout=dropped,
@@ -449,6 +450,16 @@ def _build(graph: Graph, goal: Objective, options: _Options, names: Names) -> Tr
         step=step,
     )
     return _assembled(base, mode, selection, goal, options, names, loss_name, step, seed, members)
+
+
+def _drawing_anew(graph: Graph, step: Value) -> tuple[Graph, Value | None]:
+    """The graph with the seed of its own random numbers moved on by the step, so that each step draws others; and that seed, if it has one."""
+    own = next((v for v in graph.by_role("seed") if v.type == TensorType(i64, ())), None)
+    if own is None:
+        return graph, None
+    moved = p.add(own, p.mul(step, p.literal(0x9E3779B9, i64)))
+    varied, now = in_graph(graph, {id(own): lambda _: moved})
+    return relocated(varied.with_(inputs=tuple(v for v in varied.inputs if v is not moved)), now), own
 
 
 def _members(graph: Graph, groups: Sequence[Group]) -> dict[str, int]:
@@ -502,7 +513,7 @@ def _assembled(base: Graph, mode: TrainingMode, selection: Selection, goal: Obje
     data = {**whole.data, **{_name(v): Constant(np.asarray(0, np.int64)) for v in scalars}}
     loss = whole.outputs[loss_name]
     scaling = None if options.loss_scale is None else Scaling.enter(options.loss_scale, loss, names, data)
-    view = None if options.checkpoint is None else recompute(whole, loss, options.checkpoint)
+    view = None if options.checkpoint is None else recompute(whole, loss, options.checkpoint, parameters)
     gradients = _gradients(loss, parameters, scaling, view)
     plans, hyper, words = _plans(parameters, options, members, names, data)
     update = _Update(plans, step, words, options)
@@ -563,7 +574,7 @@ def _assembled(base: Graph, mode: TrainingMode, selection: Selection, goal: Obje
         evaluation=_part(
             base.with_(info=info, roles=out.roles),
             "evaluation",
-            base.by_role("input", "target", "parameter", "state", "frozen"),
+            base.by_role("input", "target", "parameter", "state", "frozen", "seed"),
             dict(base.outputs),
         ),
         selection=selection,
