@@ -351,3 +351,22 @@ def test_a_cotangent_has_the_type_of_its_primal_however_a_size_is_written() -> N
         "seed_z": np.ones((2, 3)),
     }
     assert (evaluate(back, feeds)["grad_x"] == 3).all()
+
+
+def test_what_a_model_forces_upon_its_sizes_holds_in_the_backward_pass() -> None:
+    graph = parse(
+        """graph g(x: f64[N, 3], table: f64[512, 3]) {
+          where min(512, N) == N
+          t: f64[N, 3] = slice table start=[0,0] limit=[min(512, N),3]
+          s: f64[N, 3] = add x, t
+          y: f64[N, 3] = mul s, s
+          return y=y
+        }"""
+    )
+    back = verify(gradient(graph))
+    assert back.outputs["grad_table"].type == graph["table"].type
+    assert not any(v.primitive.name == "reshape" for v in back.nodes)
+    feeds = {"x": np.ones((2, 3)), "table": np.ones((512, 3)), "seed_y": np.ones((2, 3))}
+    assert evaluate(back, feeds)["grad_table"].sum() == 24
+    verify(jvp(graph))
+    verify(gradient(back, of="grad_x"))

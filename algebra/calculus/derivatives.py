@@ -115,7 +115,8 @@ def _chosen(graph: Graph, of: Names, wrt: Names) -> tuple[dict[str, Value], dict
 def _upon(graph: Graph, values: Iterable[Value]) -> Graph:
     """The graph as a builder should know it: inner tensors that no output needs as well."""
     extra = {f"{i}": v for i, v in enumerate(values)}
-    return Graph(graph.inputs, {**{f"output {k}": v for k, v in graph.outputs.items()}, **extra})
+    outputs = {**{f"output {k}": v for k, v in graph.outputs.items()}, **extra}
+    return Graph(graph.inputs, outputs, constraints=graph.constraints)
 
 
 def _backward() -> Origin:
