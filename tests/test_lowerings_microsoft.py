@@ -117,6 +117,12 @@ CASES = [
     Case("QGemm", [A8, S1, Z1, B8, S2, Z2, ints(1000, -2000, 3000, 0)]),
     Case("QGemm", [A8, S1, Z1, B8, S2, Z2, None, S3, Z3], note="to integers"),
     Case("QAttention", [bytes_(2, 4, 8), bytes_(8, 24), normal(24), scalar(0.02), scalar(0.01), MASK, Z1, Z2], dict(num_heads=2), atol=1e-4),
+    *(
+        Case("DynamicQuantizeLSTM", [normal(5, 3, 4), bytes_(n, 4, 8, dtype=np.int8), bytes_(n, 2, 8, dtype=np.int8), normal(n, 16), None, normal(n, 3, 2), normal(n, 3, 2, seed=1), None,
+             np.full(n, 0.01, np.float32), np.zeros(n, np.int8), np.full(n, 0.012, np.float32), np.zeros(n, np.int8)],
+             dict(hidden_size=2, direction=way), outputs=3, note=way, atol=2e-2, fixed=(1, 2, 8, 9, 10, 11))
+        for n, way in ((1, "forward"), (2, "bidirectional"))
+    ),
     Case("NhwcMaxPool", [bytes_(1, 5, 5, 2)], dict(kernel_shape=[3, 3], strides=[2, 2])),
     Case("Trilu", [normal(3, 4)], dict(upper=0)),
     Case("ExpandDims", [normal(3, 4), ints(1)], fixed=(1,)),
@@ -142,6 +148,7 @@ def test_in_plain_operators_the_values_are_the_same(case: Case) -> None:
 def test_gradients_agree_with_differences(case: Case) -> None:
     if case.op not in (
         "DynamicQuantizeMatMul",
+        "DynamicQuantizeLSTM",
         "QuantizeLinear",
     ):  # the range decides the scale, and rounding everything else
         check_gradients(case)

@@ -48,6 +48,7 @@ from .quantized import (
     quantized,
     real_of,
 )
+from .recurrent import Layer, activations_of, bias_of, directions_of, lstm_layer, row
 
 MS = "com.microsoft"
 PIECEWISE = Gradient.PIECEWISE
@@ -795,3 +796,33 @@ def qattention(
     third = require_divides(projected.shape[2], 3, "the weights are three")
     q, k, v = (split_heads(x, num_heads, "input") for x in c.split(projected, (third,) * 3, 2))
     return _self_attention(q, k, v, mask_index, past, None, scale, mask_filter_value, unidirectional)
+
+
+@lowers("DynamicQuantizeLSTM", domain=MS, gradient=PIECEWISE, reason=ROUNDED)
+def dynamic_quantize_lstm(
+    x: Value, w: Value, r: Value, b: Value | None, sequence_lens: Value | None, initial_h: Value | None, initial_c: Value | None,
+    p_: Value | None, w_scale: Value, w_zero_point: Value, r_scale: Value, r_zero_point: Value, *,
+    activation_alpha: tuple[float, ...] = (), activation_beta: tuple[float, ...] = (), activations: tuple[str, ...] = (),
+    clip: float | None = None, direction: str = "forward", hidden_size: int | None = None, input_forget: int = 0,
+) -> tuple[Value, ...]:  # fmt: skip
+    """LSTM whose weights are integers; the sequence, and the state of each step, are quantised by their own range"""
+    hidden = r.shape[1]
+    if not isinstance(hidden, int):
+        raise Unsupported(f"the recurrence weight {r.type!r} must have a known size")
+    lengths = None if sequence_lens is None else p.cast(sequence_lens, dtype=i64)
+    layer = Layer(x, directions_of(direction), hidden, False, lengths, clip or 0.0)
+    default = ("Sigmoid", "Tanh", "Tanh")
+    functions = activations_of(activations, default, len(layer.directions), activation_alpha, activation_beta)
+
+    def gates(d: int) -> Value:
+        y = dynamic_quantize_matmul(x, row(w, d), row(w_scale, d), row(w_zero_point, d), None)
+        wb, rb = bias_of(b, d, 4, hidden)
+        return y if wb is None or rb is None else p.add(y, c.at_last(p.add(wb, rb), y.shape))
+
+    def recur(h: Value, consts: Sequence[Value]) -> Value:
+        y: Value = dynamic_quantize_matmul(h, *consts)
+        return y
+
+    return lstm_layer(
+        layer, functions, gates, lambda d: [row(r, d), row(r_scale, d), row(r_zero_point, d)], recur, initial_h, initial_c, p_, input_forget
+    )  # fmt: skip

@@ -58,7 +58,7 @@ _ACTIVATIONS: dict[str, tuple[tuple[float, ...], Callable[..., Value]]] = {
 }
 
 
-def _activations(
+def activations_of(
     names: Sequence[str], default: Sequence[str], directions: int, alpha: Sequence[float], beta: Sequence[float]
 ) -> list[list[Activation]]:
     """The functions of each direction. `alpha` and `beta` list values for those functions that take them, in order."""
@@ -82,7 +82,7 @@ def _activation(name: str, alphas: Iterator[float], betas: Iterator[float]) -> A
 
 
 @dataclass(frozen=True, slots=True)
-class _Layer:
+class Layer:
     """One recurrent node: input `x[time, batch, size]`, directions, and which steps count."""
 
     x: Value
@@ -108,11 +108,11 @@ class _Layer:
             state = p.transpose(state, perm=(1, 0, 2))
         wanted = (len(self.directions), self.batch, self.hidden)
         require_same_shape(state.shape, wanted, "an initial state has a row for each direction, batch and hidden unit")
-        return _row(state, direction)
+        return row(state, direction)
 
     def gates(self, weight: Value, bias: Value | None, direction: int) -> Value:
         """`x @ w^T + b` of all steps at once: `[time, batch, gates]`."""
-        y = p.dot(self.x, _row(weight, direction), contract=((2,), (1,)))
+        y = p.dot(self.x, row(weight, direction), contract=((2,), (1,)))
         return y if bias is None else p.add(y, c.at_last(bias, y.shape))
 
     def clipped(self, x: Value) -> Value:
@@ -161,7 +161,7 @@ class _Layer:
         return (y, *last)
 
 
-def _row(x: Value, i: int) -> Value:
+def row(x: Value, i: int) -> Value:
     """`x[i]`."""
     if isinstance(x.shape[0], int) and x.shape[0] == 1:
         return p.reshape(x, shape=x.shape[1:])
@@ -169,12 +169,18 @@ def _row(x: Value, i: int) -> Value:
     return p.reshape(piece, shape=x.shape[1:])
 
 
+def directions_of(direction: str) -> tuple[bool, ...]:
+    """Whether each direction runs backward."""
+    ways = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}.get(direction)
+    if ways is None:
+        raise Unsupported(f"direction {direction!r} is not forward, reverse or bidirectional")
+    return ways
+
+
 def _layer(
     x: Value, w: Value, r: Value, lengths: Value | None, gates: int, hidden: int | None, direction: str, layout: int, clip: float | None
-) -> _Layer:  # fmt: skip
-    if direction not in ("forward", "reverse", "bidirectional"):
-        raise Unsupported(f"direction {direction!r} is not forward, reverse or bidirectional")
-    ways = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}[direction]
+) -> Layer:  # fmt: skip
+    ways = directions_of(direction)
     size = r.shape[2]
     if not isinstance(size, int) or (hidden is not None and hidden != size):
         raise Unsupported(f"the recurrence weight {r.type!r} does not fit hidden_size {hidden}")
@@ -188,14 +194,14 @@ def _layer(
     if lengths is not None:
         require_equal(lengths.shape[0], x.shape[1], "a sequence length for each batch")
         lengths = p.cast(lengths, dtype=i64)
-    return _Layer(x, ways, size, bool(layout), lengths, clip or 0.0)
+    return Layer(x, ways, size, bool(layout), lengths, clip or 0.0)
 
 
-def _bias(b: Value | None, direction: int, gates: int, hidden: int) -> tuple[Value | None, Value | None]:
+def bias_of(b: Value | None, direction: int, gates: int, hidden: int) -> tuple[Value | None, Value | None]:
     """The biases of the input and of the recurrence, `[gates * hidden]` each."""
     if b is None:
         return None, None
-    first, second = c.split(_row(b, direction), (gates * hidden, gates * hidden), 0)
+    first, second = c.split(row(b, direction), (gates * hidden, gates * hidden), 0)
     return first, second
 
 
@@ -215,16 +221,16 @@ def rnn(
 ) -> tuple[Value, ...]:  # fmt: skip
     """h' = f(x w^T + h r^T + wb + rb)"""
     layer = _layer(x, w, r, sequence_lens, 1, hidden_size, direction, layout, clip)
-    functions = _activations(activations, ("Tanh",), len(layer.directions), activation_alpha, activation_beta)
+    functions = activations_of(activations, ("Tanh",), len(layer.directions), activation_alpha, activation_beta)
     found = []
     for d, (f,) in enumerate(functions):
-        wb, rb = _bias(b, d, 1, layer.hidden)
+        wb, rb = bias_of(b, d, 1, layer.hidden)
         gates = layer.gates(w, wb if wb is None or rb is None else p.add(wb, rb), d)
 
         def cell(g: Value, states: Sequence[Value], consts: Sequence[Value], f: Activation = f) -> list[Value]:
             return [f(layer.clipped(p.add(g, _recur(states[0], consts[0]))))]
 
-        found.append(layer.run(d, [layer.initial(initial_h, d)], gates, [_row(r, d)], cell))
+        found.append(layer.run(d, [layer.initial(initial_h, d)], gates, [row(r, d)], cell))
     return layer.result(found)
 
 
@@ -236,17 +242,19 @@ def gru(
 ) -> tuple[Value, ...]:  # fmt: skip
     """h' = (1 - z) n + z h, with z and r the sigmoid gates, n = tanh(x + (r h) R^T + b), or r (h R^T + b) where linear_before_reset"""
     layer = _layer(x, w, r, sequence_lens, 3, hidden_size, direction, layout, clip)
-    functions = _activations(activations, ("Sigmoid", "Tanh"), len(layer.directions), activation_alpha, activation_beta)
+    functions = activations_of(
+        activations, ("Sigmoid", "Tanh"), len(layer.directions), activation_alpha, activation_beta
+    )
     size, found = layer.hidden, []
     for d, (f, g) in enumerate(functions):
-        wb, rb = _bias(b, d, 3, size)
+        wb, rb = bias_of(b, d, 3, size)
         if wb is not None and rb is not None:
             zr, n = c.split(rb, (2 * size, size), 0)
             inner = p.concat(zr, p.number(0, n), axis=0) if linear_before_reset else rb
             wb = p.add(wb, inner)
-            consts = [_row(r, d), n]
+            consts = [row(r, d), n]
         else:
-            consts = [_row(r, d)]
+            consts = [row(r, d)]
         gates = layer.gates(w, wb, d)
 
         def cell(
@@ -280,30 +288,47 @@ def lstm(
 ) -> tuple[Value, ...]:  # fmt: skip
     """c' = f c + i g, h' = o tanh(c'), with gates i, o, f, g of x w^T + h r^T + wb + rb and the peepholes of c"""
     layer = _layer(x, w, r, sequence_lens, 4, hidden_size, direction, layout, clip)
-    functions = _activations(
+    functions = activations_of(
         activations, ("Sigmoid", "Tanh", "Tanh"), len(layer.directions), activation_alpha, activation_beta
     )
+
+    def gates(d: int) -> Value:
+        wb, rb = bias_of(b, d, 4, layer.hidden)
+        return layer.gates(w, wb if wb is None or rb is None else p.add(wb, rb), d)
+
+    return lstm_layer(
+        layer, functions, gates, lambda d: [row(r, d)], lambda h, consts: _recur(h, consts[0]), initial_h, initial_c, p_, input_forget
+    )  # fmt: skip
+
+
+def lstm_layer(
+    layer: Layer, functions: Sequence[Sequence[Activation]], gates: Callable[[int], Value], weights: Callable[[int], list[Value]],
+    recur: Callable[[Value, Sequence[Value]], Value], initial_h: Value | None, initial_c: Value | None, peephole: Value | None,
+    input_forget: int,
+) -> tuple[Value, ...]:  # fmt: skip
+    """An LSTM from what the input gives to the gates of each direction, the recurrence's weights, and how a state meets them."""
     size, found = layer.hidden, []
     for d, (f, g, h) in enumerate(functions):
-        wb, rb = _bias(b, d, 4, size)
-        gates = layer.gates(w, wb if wb is None or rb is None else p.add(wb, rb), d)
-        peepholes = [] if p_ is None else [_row(p_, d)]
+        recurrent = weights(d)
+        count = len(recurrent)
 
         def cell(
-            x: Value, states: Sequence[Value], consts: Sequence[Value], f: Activation = f, g: Activation = g, act: Activation = h
+            x: Value, states: Sequence[Value], consts: Sequence[Value], count: int = count, f: Activation = f, g: Activation = g,
+            act: Activation = h,
         ) -> list[Value]:  # fmt: skip
             hidden, memory = states
-            i, o, forget, new = c.split(p.add(x, _recur(hidden, consts[0])), (size,) * 4, 1)
-            if len(consts) > 1:
-                peep_i, peep_o, peep_f = (c.at_last(v, i.shape) for v in c.split(consts[1], (size,) * 3, 0))
-                i, forget = p.add(i, p.mul(peep_i, memory)), p.add(forget, p.mul(peep_f, memory))
+            i, o, forget, new = c.split(p.add(x, recur(hidden, consts[:count])), (size,) * 4, 1)
+            peeps = [c.at_last(v, i.shape) for k in consts[count:] for v in c.split(k, (size,) * 3, 0)]
+            if peeps:
+                i, forget = p.add(i, p.mul(peeps[0], memory)), p.add(forget, p.mul(peeps[2], memory))
             i = f(layer.clipped(i))
             forget = c.sub(p.number(1, i), i) if input_forget else f(layer.clipped(forget))
             memory = p.add(p.mul(forget, memory), p.mul(i, g(layer.clipped(new))))
-            if len(consts) > 1:
-                o = p.add(o, p.mul(peep_o, memory))
+            if peeps:
+                o = p.add(o, p.mul(peeps[1], memory))
             return [p.mul(f(layer.clipped(o)), act(memory)), memory]
 
         states = [layer.initial(initial_h, d), layer.initial(initial_c, d)]
-        found.append(layer.run(d, states, gates, [_row(r, d), *peepholes], cell))
+        consts = [*recurrent, *([] if peephole is None else [row(peephole, d)])]
+        found.append(layer.run(d, states, gates(d), consts, cell))
     return layer.result(found)
