@@ -6,10 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
-from lowered import check, gradients, model_of, run
+from lowered import check, gradients, model_of, run, text_model
 from pullback.algebra.errors import Refusal
 from pullback.algebra.evaluate import evaluate
+from pullback.algebra.training.step import training_step
 from pullback.frontends.onnx_import import load
 
 RNG = np.random.default_rng(0)
@@ -182,6 +184,23 @@ def test_dropout_in_training_uses_one_mask_forward_and_backward() -> None:
     other = evaluate(graph, {"x": x, "seed": np.int64(8)})["y"]
     assert ((other != 0) != kept).any()
     np.testing.assert_array_equal(evaluate(graph, {"x": x})["y"], evaluate(graph, {"x": x})["y"])
+
+
+def test_a_training_step_of_a_model_with_its_own_dropout_draws_anew_at_each_step() -> None:
+    model = text_model(
+        """model (float[8, 6] x) => (float[8, 3] y) <float[6, 3] w, float ratio = {0.5}, bool training = {1}> {
+             d = Dropout(x, ratio, training)
+             y = MatMul(d, w)
+           }""",
+        opset=13,
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(normal(6, 3).astype(np.float32), "w"))
+    step = training_step(load(model), loss="mse_loss", optimizer="sgd", lr=0.1)
+    feeds = {"x": normal(8, 6), "target": normal(8, 3)}
+    first, again, second = (evaluate(step.graph, {**feeds, "step": np.int64(n)})["loss"] for n in (0, 0, 1))
+    assert first == again
+    assert first != second
+    assert {e.name: e.role for e in step.signature.inputs}["seed"] == "seed"
 
 
 @pytest.mark.parametrize(("ratio", "mode"), [(np.float32(0), TRUE), (HALF, FALSE), (HALF, None)])
