@@ -11,6 +11,9 @@ import pullback
 import pytest
 
 
+pytestmark = pytest.mark.usefixtures("own_lowerings")
+
+
 def modules() -> Iterator[str]:
     for found in pkgutil.walk_packages(pullback.__path__, "pullback."):
         if found.name.split(".")[1] in {"algebra", "backends", "frontends", "face"}:
