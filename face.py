@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .algebra import calculus
+from .algebra.collection import paused
 from .algebra.graph import Graph, Value
 from .algebra.passes import default as simplified
 from .algebra.signature import Signature
@@ -43,6 +44,7 @@ class Model(Graph):
         """What is written: the graph simplified. The native profile does so itself, after it has recognised operators."""
         return self if profile == "native" else simplified(self)
 
+    @paused()
     def to_onnx(self, *, profile: str = "explicit", target: str = "onnxruntime", embed: str | None = None,
                 opset: int | None = None) -> onnx.ModelProto:  # fmt: skip
         """The graph as an ONNX model.
@@ -52,6 +54,7 @@ class Model(Graph):
         """
         return onnx_export.to_onnx(self._ready(profile), profile=profile, target=target, embed=embed, opset=opset)
 
+    @paused()
     def save(self, path: str | os.PathLike[str], *, profile: str = "explicit", target: str = "onnxruntime",
              embed: str | None = None, opset: int | None = None) -> Path:  # fmt: skip
         """Write the graph as ONNX; values that the file does not hold go beside it, into a `.safetensors` of the same name."""
@@ -119,6 +122,7 @@ class Step:
         )
 
 
+@paused()
 def load(model: str | os.PathLike[str] | onnx.ModelProto | bytes, *, dims: Mapping[str, int] | None = None,
          **options: Any) -> Model:  # fmt: skip
     """Read an ONNX model into a graph. `dims` gives symbolic dims a size. `Refusal` names everything that stands in the way."""
@@ -134,6 +138,7 @@ def lower(model: Any) -> Model:
     return Model.of(simplified(_graph(model)))
 
 
+@paused()
 def training_step(model: Any, **options: Any) -> Step:
     """The training step of a model: forward, loss, backward and update in one graph.
 
@@ -142,6 +147,7 @@ def training_step(model: Any, **options: Any) -> Step:
     return Step(steps.training_step(_graph(model), **options))
 
 
+@paused()
 def gradient(model: Any, of: Sequence[str] | None = None, wrt: Sequence[str] | None = None) -> Model:
     """The gradient graph: inputs plus `seed_{output}` (a scalar output needs none), outputs plus `grad_{name}`."""
     return Model.of(calculus.gradient(_graph(model), of=of, wrt=wrt))
@@ -157,6 +163,7 @@ def jacobian(model: Any, of: Sequence[str] | None = None, wrt: Sequence[str] | N
     return Model.of(calculus.jacobian(_graph(model), of=of, wrt=wrt))
 
 
+@paused()
 def hessian(model: Any, of: Sequence[str] | None = None, wrt: Sequence[str] | None = None) -> Model:
     """The Hessian graph of a scalar output with respect to tensors."""
     return Model.of(calculus.hessian(_graph(model), of=of, wrt=wrt))

@@ -202,6 +202,7 @@ def _peak() -> int:
 def convert(path: Path, out: Path, profile: str, options: dict[str, object]) -> dict[str, object]:
     """`train-step`, phase by phase as the public face runs it."""
     import pullback
+    from pullback.algebra.collection import paused
     from pullback.algebra.passes import default
     from pullback.backends.onnx_export import writer
     from pullback.backends.onnx_export.emit import emit
@@ -216,7 +217,7 @@ def convert(path: Path, out: Path, profile: str, options: dict[str, object]) -> 
         step = pullback.training_step(graph, **options)
     with clock("simplify"):
         whole = step.graph if profile == "native" else default(step.graph)
-    with clock("emit"):
+    with clock("emit"), paused():
         emitted = emit(whole, profile=profile)
     verify = writer.verify_model
     with clock("write"):

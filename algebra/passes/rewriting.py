@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..collection import paused
 from ..graph import Builder, Graph, Value, reachable, using
 from ..origin import Origin
 from ..primitives.record import Primitive
@@ -97,6 +98,7 @@ def _same_kind(a: Value, b: Value) -> bool:
     return a.type == b.type or (a.dtype is b.dtype and a.rank == b.rank)
 
 
+@paused()
 def rewrite(graph: Graph, table: Iterable[Rule], label: str) -> Graph:
     """The graph built anew with rules; nested graphs in parameters likewise. Names are kept, those of tensors that vanish dropped."""
     table = tuple(table)

@@ -963,5 +963,4 @@ def raise_operators(graph: Graph) -> Graph:
     """The graph with recognised groups as single ONNX operators; simplified, and not to be differentiated any more."""
     settled = rewrite(graph, _KEEPING, "simplify")
     with_operators = rewrite(settled, (*RAISING, *_KEEPING), "raise")
-    with_masks = rewrite(with_operators, (*MASKS, *_KEEPING), "raise")
-    return rewrite(with_masks, (*FINAL, *RULES), "simplify")
+    return rewrite(with_operators, (*MASKS, *FINAL, *RULES), "simplify")
