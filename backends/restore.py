@@ -16,7 +16,7 @@ from onnx.external_data_helper import load_external_data_for_tensor
 
 from ..algebra.errors import PullbackError, Refusal
 
-__all__ = ["carried", "opened", "original_of", "restored", "written"]
+__all__ = ["EVALUATION", "OTHERWISE", "carried", "opened", "original_of", "packed", "restored", "unpacked", "written"]
 
 Split = tuple[str, str, str, int]
 """A tensor that the reader took apart: its own name, the stored tensor's, the first output of the node that reads it, and where."""
@@ -201,7 +201,11 @@ def _tensors(graph: GraphProto) -> Iterator[TensorProto]:
 
 # ---- the original inside a training step ----------------------------------------------------------------------
 
-MODEL, SPLIT = "pullback.model", "pullback.split"
+MODEL, SPLIT, EVALUATION = "pullback.model", "pullback.split", "pullback.evaluation"
+OTHERWISE = (
+    "batch_norms",
+    "dropout",
+)  # what the signature's `training` holds where a step computes otherwise than inference
 STUB = "pullback.tensor"
 LARGEST_CARRIED = 64 << 20
 
@@ -248,11 +252,26 @@ def carried(
         else:
             graph.node.append(node)
     _load_rest(graph, base)
-    if light.ByteSize() > LARGEST_CARRIED:
-        return {}
-    packed = base64.b85encode(zlib.compress(light.SerializeToString())).decode("ascii")
     records = [list(s) for s in split]
-    return {MODEL: packed, **({SPLIT: json.dumps(records)} if records else {})}
+    props = packed(MODEL, light)
+    return {**props, SPLIT: json.dumps(records)} if props and records else props
+
+
+def packed(key: str, model: ModelProto) -> dict[str, str]:
+    """A model as text under a metadata key; nothing where it is larger than 64 MB."""
+    if model.ByteSize() > LARGEST_CARRIED:
+        return {}
+    return {key: base64.b85encode(zlib.compress(model.SerializeToString())).decode("ascii")}
+
+
+def unpacked(model: ModelProto, key: str) -> ModelProto | None:
+    """The model that another one carries under a metadata key."""
+    text = next((prop.value for prop in model.metadata_props if prop.key == key), None)
+    if text is None:
+        return None
+    inner = ModelProto()
+    inner.ParseFromString(zlib.decompress(base64.b85decode(text)))
+    return inner
 
 
 def _stub(tensor: TensorProto, name: str) -> TensorProto:
@@ -275,10 +294,9 @@ def original_of(
 ) -> tuple[ModelProto, list[Split], None] | None:
     """The original model that a training step carries, its tensors taken from the step; None where it carries none."""
     props = {prop.key: prop.value for prop in model.metadata_props}
-    if MODEL not in props:
+    original = unpacked(model, MODEL)
+    if original is None:
         return None
-    original = ModelProto()
-    original.ParseFromString(zlib.decompress(base64.b85decode(props[MODEL])))
     for tensor in _tensors(original.graph):
         if (name := _stubbed(tensor)) is not None:
             found = value(name)

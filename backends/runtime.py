@@ -28,7 +28,7 @@ from .data import Arrays, Batch, Data, converted, numpy_dtype, open_data
 from .metrics import Metric, metric_named
 from .onnx_export import to_onnx
 from .progress import Progress, progress_for
-from .restore import LARGEST, opened, original_of, restored, written
+from .restore import EVALUATION, LARGEST, OTHERWISE, opened, original_of, restored, unpacked, written
 from .tensorfile import load_tensors, save_tensors
 from .trim import trimmed
 
@@ -122,7 +122,9 @@ def _from_files(path: str | Path, others: Mapping[str, str | Path]) -> _Models:
             return model
         if kind in others:
             return opened(others[kind])
-        return model if kind == "gradients" or (kind == "evaluation" and not _modes(signature)) else None
+        if kind == "evaluation" and any(signature.training.get(k) for k in OTHERWISE):
+            return _filled(unpacked(model, EVALUATION), signature, initial)
+        return None if kind == "apply" else model
 
     models = _Models(signature, initial, make, lambda: original_of(model, initial))
     known = {e.name for e in signature.inputs}
@@ -138,10 +140,19 @@ def signature_of(model: ModelProto, name: str) -> Signature:
     raise PullbackError(f"{name!r} has no signature: it was not written by pullback")
 
 
-def _modes(signature: Signature) -> list[str]:
-    """What the step does otherwise than inference."""
-    training = signature.training
-    return [k for k in ("batch_norms", "dropout") if training.get(k)]
+def _filled(
+    model: ModelProto | None, signature: Signature, initial: Callable[[str], np.ndarray | None]
+) -> ModelProto | None:
+    """A part that a file carries without weights, its frozen values put in."""
+    if model is None:
+        return None
+    known = {e.name for e in signature.inputs}
+    for info in [i for i in model.graph.input if i.name not in known]:
+        value = initial(info.name)
+        if value is not None:
+            model.graph.initializer.append(numpy_helper.from_array(np.asarray(value), info.name))
+            model.graph.input.remove(info)
+    return model
 
 
 # ---- sessions --------------------------------------------------------------------------------------------------------------------------

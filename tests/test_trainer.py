@@ -325,15 +325,24 @@ def test_a_written_step_trains_as_the_step_in_memory(tmp_path: Path) -> None:
     assert (tmp_path / "True.onnx").read_bytes() == (tmp_path / "False.onnx").read_bytes()
 
 
+def test_a_written_step_with_batch_statistics_validates_in_inference_mode(tmp_path: Path) -> None:
+    step = made(lora={"rank": 1, "targets": "W"}, train=["g"])
+    save(simplified(step.graph), tmp_path / "train.onnx", profile="native")
+    one, two = trainer(step), Trainer.from_file(tmp_path / "train.onnx", threads=1)
+    for run in (one, two):
+        run.fit(samples(), validation=samples(9, 2), metrics=["accuracy"], progress=False)
+    assert one.history.epochs[0]["val_loss"] == pytest.approx(two.history.epochs[0]["val_loss"], rel=1e-5)
+
+
 def test_a_written_step_says_which_file_it_lacks(tmp_path: Path) -> None:
     step = made()
-    for name in ("graph", "apply", "evaluation"):
-        save(simplified(getattr(step, name)), tmp_path / f"{name}.onnx")
-    run = Trainer.from_file(tmp_path / "graph.onnx", threads=1)
+    save(simplified(step.graph), tmp_path / "graph.onnx", embed="none")
+    save(simplified(step.apply), tmp_path / "apply.onnx")
+    save(simplified(step.evaluation), tmp_path / "evaluation.onnx")
     with pytest.raises(PullbackError, match="give evaluation= to from_file"):
-        run.fit(samples(), validation=samples(9), progress=False)
+        Trainer.from_file(tmp_path / "graph.onnx").fit(samples(), validation=samples(9), progress=False)
     with pytest.raises(PullbackError, match="give apply= to from_file"):
-        Trainer.from_file(tmp_path / "graph.onnx", threads=1).fit(samples(), accumulate=2, progress=False)
+        Trainer.from_file(tmp_path / "graph.onnx").fit(samples(), accumulate=2, progress=False)
     whole = Trainer.from_file(
         tmp_path / "graph.onnx", threads=1, apply=tmp_path / "apply.onnx", evaluation=tmp_path / "evaluation.onnx"
     )

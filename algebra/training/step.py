@@ -558,9 +558,15 @@ def _assembled(base: Graph, mode: TrainingMode, selection: Selection, goal: Obje
             entering = tuple(p.input(n, t, "gradient") for n, t in zip(grads, entering_types, strict=True))
             return _part(common, "apply", (*entering, *stored), updated(entering))
 
+    evaluation = _part(
+        base.with_(info=info, roles=out.roles),
+        "evaluation",
+        base.by_role("input", "target", "parameter", "state", "frozen"),
+        dict(base.outputs),
+    )
     return TrainingStep(
         graph=_part(
-            common,
+            common.with_(info={**info, "evaluation": evaluation}),
             "step",
             (*forward, *slot_inputs, *state, *scale, step, *numbers, *seeds, *frozen),
             {**backward, **updated(gradients), **new_state},
@@ -571,12 +577,7 @@ def _assembled(base: Graph, mode: TrainingMode, selection: Selection, goal: Obje
             (*forward, *state, *scale[:1], *(scalars if seed is not None else ()), *frozen),
             {**backward, **new_state},
         ),
-        evaluation=_part(
-            base.with_(info=info, roles=out.roles),
-            "evaluation",
-            base.by_role("input", "target", "parameter", "state", "frozen", "seed"),
-            dict(base.outputs),
-        ),
+        evaluation=evaluation,
         selection=selection,
         make_apply=make_apply,
     )

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...algebra.graph import Graph, Value
+from ...algebra.passes import default as simplified
 from ...algebra.signature import Signature
-from ..restore import carried
+from ..restore import EVALUATION, OTHERWISE, carried, packed
 
 __all__ = [
     "PHASE",
@@ -46,9 +47,19 @@ def model_metadata(graph: Graph, tensors: Mapping[str, str]) -> dict[str, str]:
 
 
 def original_metadata(graph: Graph) -> dict[str, str]:
-    """The inference model that a training step came from, so that trained weights can go back into it."""
+    """The inference model that a training step came from, so that trained weights can go back into it; and, where the step computes otherwise than
+    inference, its evaluation graph without the weights."""
     info = graph.info
-    if info.get("kind") != "step" or "model" not in info:
+    if info.get("kind") != "step":
         return {}
-    held = {v.params["name"] for v in graph.inputs if v.params["name"] in graph.data}
-    return carried(info["model"], held, split=info.get("split", ()), base=info.get("base"))
+    props: dict[str, str] = {}
+    if "model" in info:
+        held = {v.params["name"] for v in graph.inputs if v.params["name"] in graph.data}
+        props |= carried(info["model"], held, split=info.get("split", ()), base=info.get("base"))
+    evaluation = info.get("evaluation")
+    training = info.get("training", {})
+    if isinstance(evaluation, Graph) and any(training.get(k) for k in OTHERWISE):
+        from .emit import to_onnx
+
+        props |= packed(EVALUATION, to_onnx(simplified(evaluation), embed="none"))
+    return props

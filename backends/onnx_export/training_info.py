@@ -20,6 +20,7 @@ from ...algebra.errors import PullbackError
 from ...algebra.graph import Graph
 from ...algebra.passes import default as simplified
 from ...algebra.signature import Signature
+from ..restore import OTHERWISE
 from .emit import to_onnx
 
 __all__ = ["combined", "save_standard_form", "standard_form"]
@@ -30,7 +31,7 @@ def standard_form(step: Graph, evaluation: Graph, *, profile: str = "explicit", 
     signature = Signature.of(step)
     whole = to_onnx(simplified(step), profile=profile, target="onnxruntime", embed="all", opset=opset)
     outputs = [e.name for e in signature.outputs_of("output")]
-    if any(signature.training.get(k) for k in ("batch_norms", "dropout")):
+    if any(signature.training.get(k) for k in OTHERWISE):
         inference = _inference(evaluation, outputs, profile, opset)
         _rename(whole.graph, _taken(inference.graph), keep=_interface(signature))
         nodes = list(whole.graph.node)
