@@ -18,7 +18,7 @@ from ....algebra.errors import InconclusiveDim
 from ....algebra.graph import Value
 from ....algebra.types import DType, i64
 from ..context import Unsupported, require_same_shape
-from ..registry import Static, lowers
+from ..registry import Static, known, lowers
 from .convolution import Ints, Windows, padded, spatial_rank, windowed, windows
 
 
@@ -121,7 +121,9 @@ def taps_inside(size: Dim, at: Windows, i: int, counted_low: Dim, counted_high: 
     ones = p.full(1, dtype, (simplest(size + counted_low + counted_high),))
     line = padded(ones, (low,), (high,))
     patches = p.window(line, axes=(0,), sizes=(at.sizes[i],), strides=(at.strides[i],), dilations=(at.dilations[i],))
-    return p.reduce_sum(patches, axes=(1,))
+    total = p.reduce_sum(patches, axes=(1,))
+    found = known(total)
+    return total if found is None or found.dtype == object else p.literal(found)
 
 
 def averaged(x: Value, at: Windows, extra: Shape, include_pads: bool) -> Value:
@@ -139,6 +141,9 @@ def averaged(x: Value, at: Windows, extra: Shape, include_pads: bool) -> Value:
     if not factors:
         return p.div(total, p.number(number, total))
     count = c.scale(c.times(*factors), number)
+    found = known(count)
+    if found is not None and found.dtype != object:
+        count = p.literal(found)
     return p.div(total, c.at_last(count, total.shape))
 
 

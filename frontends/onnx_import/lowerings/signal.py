@@ -12,15 +12,16 @@ import numpy as np
 
 from ....algebra import composites as c
 from ....algebra import primitives as p
-from ....algebra.dims import Dim, floordiv, simplest
-from ....algebra.graph import Value
+from ....algebra.dims import Dim, floordiv, is_static, simplest
+from ....algebra.evaluate import evaluate
+from ....algebra.graph import Graph, Value
 from ....algebra.types import DType, f64
 from ..context import Unsupported, require_equal
 from ..registry import Gradient, Static, lowers
 from ..tensors import dtype_of_onnx
 from .activation import axis_of
 from .convolution import padded
-from .resize import as_double, number_of
+from .resize import as_double
 
 
 def one_number(array: np.ndarray) -> Dim:
@@ -30,9 +31,10 @@ def one_number(array: np.ndarray) -> Dim:
 
 
 def settled(x: Value, dtype: DType) -> Value:
-    """A constant where everything is known, else the arithmetic; in a dtype."""
-    found = number_of(x)
-    return p.cast(x, dtype=dtype) if found is None else p.literal(found.astype(dtype.numpy))
+    """A constant where all sizes are known, else the arithmetic; in a dtype."""
+    if not is_static(x.shape):
+        return p.cast(x, dtype=dtype)
+    return p.literal(evaluate(Graph((), {"x": x}))["x"].astype(dtype.numpy))
 
 
 def angles(rows: Dim, columns: Dim, length: Dim) -> Value:
