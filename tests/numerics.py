@@ -69,7 +69,8 @@ def inner(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.sum(np.asarray(a, np.float64) * np.asarray(b, np.float64)))
 
 
-def check_pullback(graph: Graph, feeds: Arrays, wrt: tuple[str, ...], rng: np.random.Generator, *, sizes: Mapping[str, int] | None = None,
+def check_pullback(graph: Graph, feeds: Arrays, wrt: tuple[str, ...], rng: np.random.Generator, *,
+sizes: Mapping[str, int] | None = None,
                    orders: int = 2, step: float = 1e-3, tolerance: float = 1e-7) -> None:  # fmt: skip
     """`<ct, J v> = <J^T ct, v>` at a point, for random `ct` and `v`; then the same of the graph of `J^T ct` itself."""
     back = pulled_back(graph, wrt)

@@ -215,8 +215,10 @@ SOURCES = [
     *(
         Row(P["literal"], (), dict(value=Constant(np.asarray(v))))
         for v in (
-            np.float64(0.1), np.float32([[0.1, -0.0, np.inf], [np.nan, -np.inf, 1e-40]]), np.float16([0.1, 65504, 6e-8]),
-            np.asarray([0.1, 3e38, -1], bf16.numpy), np.int64([[2**62, -1]]), np.asarray([True, False]), np.zeros((0, 3), np.float32),
+            np.float64(0.1), np.float32([[0.1, -0.0, np.inf], [np.nan, -np.inf, 1e-40]]),
+                np.float16([0.1, 65504, 6e-8]),
+            np.asarray([0.1, 3e38, -1], bf16.numpy), np.int64([[2**62, -1]]), np.asarray([True, False]),
+                np.zeros((0, 3), np.float32),
             np.uint8(255), np.int32([-7]), np.arange(100, dtype=np.float32).reshape(4, 25),
         )
     ),
@@ -236,7 +238,8 @@ PLACING = [
     Row(P["broadcast"], ("1",), dict(shape=(1, 4), axes=(0,))),
     Row(P["broadcast"], ("3",), dict(shape=(0, 3), axes=(1,))),
     Row(P["broadcast"], ("0,3",), dict(shape=(0, 2, 3), axes=(0, 2))),
-    *(Row(P["broadcast"], (f"{d}[3]",), dict(shape=(2, 3), axes=(1,))) for d in ("f32", "f16", "bf16", "i64", "i32", "bool", "u8")),
+    *(Row(P["broadcast"], (f"{d}[3]",), dict(shape=(2, 3), axes=(1,)))
+        for d in ("f32", "f16", "bf16", "i64", "i32", "bool", "u8")),
     Row(P["reshape"], ("N,6",), dict(shape=(2 * N, 3)), also=(ONES,)),
     Row(P["reshape"], ("N,M,4",), dict(shape=(N * M, 4)), also=(ONES,)),
     Row(P["reshape"], ("N*M,4",), dict(shape=(N, M, 2, 2)), beside=("N",)),
@@ -255,15 +258,18 @@ PLACING = [
     Row(P["slice"], ("N,7",), dict(start=(0, 1), limit=(N, 6), stride=(1, 2)), also=(ONES,)),
     Row(P["slice"], ("N,5",), dict(start=(0, 0), limit=(N, 5), stride=(1, 1))),
     Row(P["slice"], ("N+2",), dict(start=(1,), limit=(N + 1,)), also=(ONES,)),
-    Row(P["slice"], ("N",), dict(start=(1,), limit=(N,), stride=(2,)), also=(ONES, {"N": 2}, {"N": 8})),  # empty where N is 1
+    Row(P["slice"], ("N",), dict(start=(1,), limit=(N,), stride=(2,)),
+        also=(ONES, {"N": 2}, {"N": 8})),  # empty where N is 1
     Row(P["slice"], ("2*N",), dict(start=(0,), limit=(2 * N,), stride=(2,)), also=(ONES,)),
     Row(P["slice"], ("2*N",), dict(start=(1,), limit=(2 * N,), stride=(3,)), also=(ONES, {"N": 2}, {"N": 4})),
-    Row(P["slice"], ("N,M",), dict(start=(0, floordiv(M, 2)), limit=(N, M), stride=(2, 1)), also=(ONES, {"N": 4, "M": 5})),
+    Row(P["slice"], ("N,M",), dict(start=(0, floordiv(M, 2)), limit=(N, M), stride=(2, 1)),
+        also=(ONES, {"N": 4, "M": 5})),
     Row(P["slice"], ("5",), dict(start=(2,), limit=(2,), stride=(1,))),
     Row(P["slice"], ("5",), dict(start=(4,), limit=(5,), stride=(3,))),
     Row(P["slice"], ("0,4",), dict(start=(0, 1), limit=(0, 3), stride=(2, 2))),
     Row(P["slice"], ("",), dict(start=(), limit=(), stride=())),
-    *(Row(P["slice"], (f"{d}[6]",), dict(start=(1,), limit=(6,), stride=(2,))) for d in ("f32", "f16", "bf16", "i64", "bool")),
+    *(Row(P["slice"], (f"{d}[6]",), dict(start=(1,), limit=(6,), stride=(2,)))
+        for d in ("f32", "f16", "bf16", "i64", "bool")),
     Row(P["reverse"], ("N,3",), dict(axes=(0,)), also=(ONES,)),
     Row(P["reverse"], ("N,3,2",), dict(axes=(0, 2))),
     Row(P["reverse"], ("N,3",), dict(axes=())),
@@ -274,13 +280,15 @@ PLACING = [
     Row(P["pad"], ("N,3",), dict(low=(0, 0), high=(0, 0))),
     Row(P["pad"], ("N,3",), dict(low=(1, 2), high=(2, 1), interior=(1, 2), value=1.5), also=(ONES,)),
     Row(P["pad"], ("N,M",), dict(low=(M, 0), high=(0, N + 1), value=-2.0), also=(ONES,)),
-    Row(P["pad"], ("N//2",), dict(low=(1,), high=(1,), interior=(2,)), sizes={"N": 4}, also=({"N": 1}, {"N": 2}), beside=("N",)),
+    Row(P["pad"], ("N//2",), dict(low=(1,), high=(1,), interior=(2,)), sizes={"N": 4}, also=({"N": 1}, {"N": 2}),
+        beside=("N",)),
     Row(P["pad"], ("1",), dict(low=(0,), high=(1,), interior=(3,))),
     Row(P["pad"], ("0,2",), dict(low=(1, 1), high=(2, 0), interior=(3, 1))),
     Row(P["pad"], ("",), dict(low=(), high=())),
     Row(P["pad"], ("3",), dict(low=(1,), high=(1,), value=float("-inf")), wrt=()),
     Row(P["pad"], ("f32[3]",), dict(low=(1,), high=(1,), value=float("-inf"))),
-    *(Row(P["pad"], (f"{d}[3]",), dict(low=(2,), high=(1,), interior=(1,))) for d in ("f32", "f16", "bf16", "i64", "i32", "bool")),
+    *(Row(P["pad"], (f"{d}[3]",), dict(low=(2,), high=(1,), interior=(1,)))
+        for d in ("f32", "f16", "bf16", "i64", "i32", "bool")),
     Row(P["concat"], ("N,3", "M,3"), dict(axis=0), also=(ONES,)),
     Row(P["concat"], ("N,3", "N,1", "N,M"), dict(axis=1), also=(ONES,)),
     Row(P["concat"], ("N,3",), dict(axis=1)),
@@ -293,17 +301,20 @@ PLACING = [
     Row(P["window"], ("2,6,5",), dict(axes=(2, 1), sizes=(2, 3), strides=(2, 1), dilations=(1, 1))),
     Row(P["window"], ("2,N+4",), dict(axes=(1,), sizes=(3,), strides=(2,), dilations=(1,)), also=(ONES, {"N": 2})),
     Row(P["window"], ("N+M",), dict(axes=(0,), sizes=(M,), strides=(1,), dilations=(1,)), beside=("M",), also=(ONES,)),
-    Row(P["window"], ("M,2*N+5",), dict(axes=(1,), sizes=(2,), strides=(3,), dilations=(3,)), beside=("N",), also=(ONES,)),
+    Row(P["window"], ("M,2*N+5",), dict(axes=(1,), sizes=(2,), strides=(3,), dilations=(3,)), beside=("N",),
+        also=(ONES,)),
     Row(P["window"], ("5",), dict(axes=(0,), sizes=(5,), strides=(1,), dilations=(1,))),
     Row(P["window"], ("4",), dict(axes=(0,), sizes=(1,), strides=(3,), dilations=(2,))),
     Row(P["window"], ("7,2",), dict(axes=(0,), sizes=(2,), strides=(4,), dilations=(1,))),
     Row(P["window"], ("2,3",), dict(axes=(0,), sizes=(3,), strides=(1,), dilations=(1,))),  # no window fits
     Row(P["window"], ("0,4",), dict(axes=(1,), sizes=(2,), strides=(1,), dilations=(1,))),
     Row(P["window"], ("2,3",), dict(axes=(), sizes=(), strides=(), dilations=())),
-    *(Row(P["window"], (f"{d}[5]",), dict(axes=(0,), sizes=(2,), strides=(2,), dilations=(1,))) for d in ("f32", "f16", "bf16", "i64")),
+    *(Row(P["window"], (f"{d}[5]",), dict(axes=(0,), sizes=(2,), strides=(2,), dilations=(1,)))
+        for d in ("f32", "f16", "bf16", "i64")),
     Row(P["fold"], ("N,5,3",), dict(axes=(1,), strides=(1,), dilations=(1,), extents=(7,)), also=(ONES,)),
     Row(P["fold"], ("N,2,3",), dict(axes=(1,), strides=(2,), dilations=(2,), extents=(8,))),
-    Row(P["fold"], ("N,2,3,3,3,2",), dict(axes=(2, 3), strides=(2, 3), dilations=(1, 2), extents=(8, 9)), sizes={"N": 2}),
+    Row(P["fold"], ("N,2,3,3,3,2",), dict(axes=(2, 3), strides=(2, 3), dilations=(1, 2), extents=(8, 9)),
+        sizes={"N": 2}),
     Row(P["fold"], ("2,4,2,2,3",), dict(axes=(2, 1), strides=(2, 1), dilations=(1, 1), extents=(5, 6))),
     Row(P["fold"], ("2,N,3",), dict(axes=(1,), strides=(2,), dilations=(1,), extents=(2 * N + 1,)), also=(ONES,)),
     Row(P["fold"], ("N+1,M",), dict(axes=(0,), strides=(1,), dilations=(1,), extents=(N + M,)), also=(ONES,)),
@@ -311,7 +322,8 @@ PLACING = [
     Row(P["fold"], ("2,2,2",), dict(axes=(0,), strides=(4,), dilations=(1,), extents=(7,))),
     Row(P["fold"], ("0,3,3",), dict(axes=(0,), strides=(1,), dilations=(1,), extents=(2,))),
     Row(P["fold"], ("2,3",), dict(axes=(), strides=(), dilations=(), extents=())),
-    *(Row(P["fold"], (f"{d}[2,2]",), dict(axes=(0,), strides=(1,), dilations=(1,), extents=(3,))) for d in ("f32", "f16", "bf16", "i64")),
+    *(Row(P["fold"], (f"{d}[2,2]",), dict(axes=(0,), strides=(1,), dilations=(1,), extents=(3,)))
+        for d in ("f32", "f16", "bf16", "i64")),
 ]  # fmt: skip
 
 CONTRACTIONS = [
@@ -334,12 +346,15 @@ CONTRACTIONS = [
     Row(P["dot"], ("2,0", "0,3"), dict(contract=((1,), (0,)))),
     Row(P["dot"], ("0,2", "2,3"), dict(contract=((1,), (0,)))),
     Row(P["dot"], ("1,1", "1,1"), dict(contract=((1,), (0,)), batch=((0,), (1,)))),
-    *(Row(P["dot"], (f"{d}[N,4]", f"{d}[4,3]"), dict(contract=((1,), (0,)))) for d in ("f32", "f16", "bf16", "i32", "i64")),
-    *(Row(P["dot"], (f"{d}[2,N,4]", f"{d}[2,4,3]"), dict(contract=((2,), (1,)), batch=((0,), (0,)))) for d in ("f32", "f16")),
+    *(Row(P["dot"], (f"{d}[N,4]", f"{d}[4,3]"), dict(contract=((1,), (0,))))
+        for d in ("f32", "f16", "bf16", "i32", "i64")),
+    *(Row(P["dot"], (f"{d}[2,N,4]", f"{d}[2,4,3]"), dict(contract=((2,), (1,)), batch=((0,), (0,))))
+        for d in ("f32", "f16")),
     *(
         Row(P["reduce_sum"], (s,), dict(axes=axes), also=(ONES,))
         for s, axes in (
-            ("N,3", ()), ("N,3", (0,)), ("N,3", (0, 1)), ("N,M,2", (0, 2)), ("", ()), ("0,3", (0,)), ("0,3", (1,)), ("1,3", (0,)),
+            ("N,3", ()), ("N,3", (0,)), ("N,3", (0, 1)), ("N,M,2", (0, 2)), ("", ()), ("0,3", (0,)), ("0,3", (1,)),
+                ("1,3", (0,)),
             ("f32[N,3]", (1,)), ("f16[2,3]", (1,)), ("bf16[2,3]", (1,)), ("i64[N,3]", (0,)), ("i32[2,3]", (1,)),
         )
     ),
@@ -352,46 +367,56 @@ CONTRACTIONS = [
             ("f32[N,3]", (1,)), ("f16[2,3]", (1,)), ("bf16[2,3]", (1,)), ("i64[2,3]", (1,)),
         )
     ),
-    *(Row(P[name], ("0,3",), dict(axes=(0,), ties="split"), draw=distinct, wrt=()) for name in ("reduce_max", "reduce_min")),
+    *(Row(P[name], ("0,3",), dict(axes=(0,), ties="split"), draw=distinct, wrt=())
+        for name in ("reduce_max", "reduce_min")),
     *(
         Row(P["reduce_prod"], (s,), dict(axes=axes), draw=draw)
         for draw in (usual, some_zeros)
         for s, axes in (
-            ("N,3", ()), ("N,3", (0,)), ("N,3", (0, 1)), ("2,M,3", (0, 2)), ("", ()), ("0,3", (0,)), ("2,0,3", (0,)), ("1,3", (0,)),
+            ("N,3", ()), ("N,3", (0,)), ("N,3", (0, 1)), ("2,M,3", (0, 2)), ("", ()), ("0,3", (0,)), ("2,0,3", (0,)),
+                ("1,3", (0,)),
             ("f32[N,3]", (1,)), ("f16[2,3]", (1,)), ("bf16[2,3]", (1,)), ("i64[2,3]", (1,)),
         )
     ),
     *(
         Row(P["argmax"], (s,), dict(axis=axis), draw=draw)
         for draw in (usual, few_values)
-        for s, axis in (("N,3", 0), ("N,3", 1), ("N", 0), ("0,3", 1), ("1,3", 0), ("f32[N,3]", 1), ("f16[2,3]", 1), ("i64[2,3]", 1))
+        for s, axis in (("N,3", 0), ("N,3", 1), ("N", 0), ("0,3", 1), ("1,3", 0), ("f32[N,3]", 1), ("f16[2,3]", 1),
+            ("i64[2,3]", 1))
     ),
     *(
         Row(P["cumsum"], (s,), dict(axis=axis, reverse=reverse), also=(ONES,))
         for reverse in (False, True)
-        for s, axis in (("N,3", 0), ("N,3", 1), ("N", 0), ("0,3", 0), ("0,3", 1), ("1,3", 0), ("f32[N,3]", 1), ("f16[3]", 0), ("i64[4]", 0))
+        for s, axis in (("N,3", 0), ("N,3", 1), ("N", 0), ("0,3", 0), ("0,3", 1), ("1,3", 0), ("f32[N,3]", 1),
+            ("f16[3]", 0), ("i64[4]", 0))
     ),
     *(
         Row(P["argsort"], (s,), dict(axis=axis, descending=descending), draw=draw)
         for draw in (usual, few_values)
         for descending in (False, True)
-        for s, axis in (("N,4", 0), ("N,4", 1), ("N", 0), ("0,3", 0), ("1,3", 0), ("f32[N,5]", 1), ("f16[6]", 0), ("i64[7]", 0))
+        for s, axis in (("N,4", 0), ("N,4", 1), ("N", 0), ("0,3", 0), ("1,3", 0), ("f32[N,5]", 1), ("f16[6]", 0),
+            ("i64[7]", 0))
     ),
     *(
         Row(P["gather"], (x, i), dict(axis=axis), draw=(usual, indices(operand_type(x).shape[axis])), also=(ONES,))
         for x, i, axis in (
-            ("N,3", "i64[4]", 0), ("N,3", "i64[2,3]", 1), ("N,3", "i64[]", 0), ("2,N,3", "i64[M,2]", 1), ("5", "i64[0]", 0),
+            ("N,3", "i64[4]", 0), ("N,3", "i64[2,3]", 1), ("N,3", "i64[]", 0), ("2,N,3", "i64[M,2]", 1),
+                ("5", "i64[0]", 0),
             ("N,3", "i64[N]", 1), ("3,0", "i64[2]", 0), ("1,2", "i64[3]", 0), ("N,M,2", "i64[1,1]", 2),
-            ("f32[N,3]", "i64[4]", 0), ("f16[4]", "i64[3]", 0), ("bf16[4]", "i64[3]", 0), ("i64[4]", "i64[2,2]", 0), ("bool[4]", "i64[3]", 0),
+            ("f32[N,3]", "i64[4]", 0), ("f16[4]", "i64[3]", 0), ("bf16[4]", "i64[3]", 0), ("i64[4]", "i64[2,2]", 0),
+                ("bool[4]", "i64[3]", 0),
         )
     ),
     Row(P["gather"], ("4,2", "i64[5]"), dict(axis=0), draw=(usual, exactly(-1, 3, 0, -4, -1))),
     *(
-        Row(P["scatter_add"], (u, i), dict(axis=axis, size=size), draw=(usual, indices(size)), also=(ONES,), beside=("N",))
+        Row(P["scatter_add"], (u, i), dict(axis=axis, size=size), draw=(usual, indices(size)), also=(ONES,),
+            beside=("N",))
         for u, i, axis, size in (
-            ("4,3", "i64[4]", 0, N), ("N,2,3", "i64[2,3]", 1, 5), ("3", "i64[]", 0, 4), ("2,M,2,3", "i64[M,2]", 1, N), ("0", "i64[0]", 0, 5),
+            ("4,3", "i64[4]", 0, N), ("N,2,3", "i64[2,3]", 1, 5), ("3", "i64[]", 0, 4), ("2,M,2,3", "i64[M,2]", 1, N),
+                ("0", "i64[0]", 0, 5),
             ("N,4", "i64[4]", 1, 2 * N), ("2,0", "i64[2]", 0, 3), ("3,2", "i64[3]", 0, 1), ("", "i64[]", 0, 2),
-            ("f32[4,3]", "i64[4]", 0, N), ("f16[6]", "i64[6]", 0, 3), ("bf16[6]", "i64[6]", 0, 3), ("i64[6]", "i64[6]", 0, 3),
+            ("f32[4,3]", "i64[4]", 0, N), ("f16[6]", "i64[6]", 0, 3), ("bf16[6]", "i64[6]", 0, 3),
+                ("i64[6]", "i64[6]", 0, 3),
         )
     ),
     Row(P["scatter_add"], ("5,2", "i64[5]"), dict(axis=0, size=4), draw=(usual, exactly(-1, 3, 0, -4, -1))),
@@ -400,17 +425,20 @@ CONTRACTIONS = [
 ARITHMETIC = [
     *_binary("add", (usual, usual)), *_binary("mul", (usual, usual)), *_unary("neg"),
     *_binary("div", (usual, away_from_zero)), *_binary("rem", (usual, above_one)),
-    *_discrete("add", 2, INTEGERS), *_discrete("mul", 2, INTEGERS), *_discrete("neg", 1, ("i64[N,3]", "i32[4]", "i8[4]")),
+    *_discrete("add", 2, INTEGERS), *_discrete("mul", 2, INTEGERS),
+    *_discrete("neg", 1, ("i64[N,3]", "i32[4]", "i8[4]")),
     *_discrete("div", 2, INTEGERS, (usual, away_from_zero)), *_discrete("rem", 2, INTEGERS, (usual, away_from_zero)),
     *_discrete("max", 2, INTEGERS), *_discrete("min", 2, INTEGERS), *_discrete("abs", 1, ("i64[N,3]", "i32[4]")),
     *_discrete("sign", 1, ("i64[N,3]", "i32[4]")),
     *_binary("max", (distinct, usual)), *_binary("min", (distinct, usual)), *_binary("pow", (positive, usual)),
     Row(P["pow"], ("N,4", "N,4"), draw=(away_from_zero, exactly(3, 2, -1, 1)), wrt=(0,)),
     Row(P["pow"], ("4", "4"), draw=(exactly(0, 0, -2, 2), exactly(2, 3, 3, 0)), wrt=(0,)),
-    *_unary("abs", away_from_zero), *_unary("sign", away_from_zero), *_unary("floor", fractions), *_unary("round", fractions),
+    *_unary("abs", away_from_zero), *_unary("sign", away_from_zero), *_unary("floor", fractions),
+    *_unary("round", fractions),
     Row(P["round"], ("8",), draw=exactly(-2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 0.0, 3.5), wrt=()),
     Row(P["floor"], ("4",), draw=exactly(-2.0, -0.0, 3.0, 2.999), wrt=()),
-    *_unary("exp"), *_unary("log", positive), *_unary("sqrt", positive), *_unary("tanh"), *_unary("erf"), *_unary("sin"), *_unary("cos"),
+    *_unary("exp"), *_unary("log", positive), *_unary("sqrt", positive), *_unary("tanh"), *_unary("erf"),
+    *_unary("sin"), *_unary("cos"),
     *_unary("sinh"), *_unary("cosh"), *_unary("asin", unit), *_unary("acos", unit), *_unary("atan"), *_unary("asinh"),
     *_unary("acosh", above_one), *_unary("atanh", unit),
 ]  # fmt: skip
@@ -424,23 +452,32 @@ LOGIC = [
     *(Row(P["is_nan"], (f"{d}[4]",), draw=exactly(np.nan, np.inf, 0.0, -1.0)) for d in ("f64", "f32", "f16", "bf16")),
     Row(P["is_nan"], ("",)), Row(P["is_nan"], ("0,2",)),
     *_discrete("logical_not", 1, ("bool[N,3]", "bool[]", "bool[0]")),
-    *(row for name in ("logical_and", "logical_or", "logical_xor") for row in _discrete(name, 2, ("bool[N,3]", "bool[]", "bool[0]"))),
+    *(row for name in ("logical_and", "logical_or", "logical_xor")
+        for row in _discrete(name, 2, ("bool[N,3]", "bool[]", "bool[0]"))),
     *_discrete("bit_not", 1, INTEGERS),
     *(row for name in ("bit_and", "bit_or", "bit_xor") for row in _discrete(name, 2, INTEGERS)),
-    *(row for name in ("shift_left", "shift_right") for row in _discrete(name, 2, ("u8[6]", "u32[4]", "u64[N]", "u32[]"), between(0, 7))),
+    *(row for name in ("shift_left", "shift_right")
+        for row in _discrete(name, 2, ("u8[6]", "u32[4]", "u64[N]", "u32[]"), between(0, 7))),
     *(Row(P["select"], (f"bool[{s}]", f"{s}", f"{s}")) for s in ("N,3", "", "0,2", "1,N")),
-    *(Row(P["select"], ("bool[N,2]", f"{d}[N,2]", f"{d}[N,2]")) for d in ("f32", "f16", "bf16", "i64", "i32", "bool", "u8")),
+    *(Row(P["select"], ("bool[N,2]", f"{d}[N,2]", f"{d}[N,2]"))
+        for d in ("f32", "f16", "bf16", "i64", "i32", "bool", "u8")),
     *(Row(P["cast"], (f"{a}[N,4]",), dict(dtype=b)) for a, b in (
-        ("f64", f32), ("f32", f64), ("f32", f16), ("f16", f32), ("f32", bf16), ("bf16", f32), ("f16", bf16), ("f64", f16), ("i64", f32),
-        ("i64", f64), ("i32", f32), ("bool", f32), ("bool", i64), ("f32", bool_), ("i64", bool_), ("i64", i32), ("i32", i64), ("u8", f32),
+        ("f64", f32), ("f32", f64), ("f32", f16), ("f16", f32), ("f32", bf16), ("bf16", f32), ("f16", bf16),
+            ("f64", f16), ("i64", f32),
+        ("i64", f64), ("i32", f32), ("bool", f32), ("bool", i64), ("f32", bool_), ("i64", bool_), ("i64", i32),
+            ("i32", i64), ("u8", f32),
     )),
-    *(Row(P["cast"], (f"{a}[N,4]",), dict(dtype=b), draw=fractions) for a, b in (("f32", i64), ("f64", i32), ("f16", i32), ("f32", f32))),
+    *(Row(P["cast"], (f"{a}[N,4]",), dict(dtype=b), draw=fractions) for a,
+        b in (("f32", i64), ("f64", i32), ("f16", i32), ("f32", f32))),
     Row(P["cast"], ("f32[5]",), dict(dtype=u8), draw=exactly(0.9, 1.5, 200.7, 255.0, 0.0)),
     Row(P["cast"], ("f64[4]",), dict(dtype=bool_), draw=exactly(0.0, -0.0, 0.5, np.nan)),
     Row(P["cast"], ("f64[]",), dict(dtype=i64)), Row(P["cast"], ("f64[0]",), dict(dtype=f32)),
-    *(Row(P["bit_cast"], (f"{a}[N,2]",), dict(dtype=b)) for a, b in (("f32", i32), ("i64", f64), ("u32", f32), ("f16", DTYPES["i16"]))),
-    Row(P["bit_cast"], ("f64[4]",), dict(dtype=i64), draw=exactly(-0.0, 1.5, np.inf, -3.0)), Row(P["bit_cast"], ("f32[]",), dict(dtype=i32)),
-    Row(P["nonzero"], ("bool[N]",), dict(size=M), draw=exactly(1, 0, 1)), Row(P["nonzero"], ("bool[4]",), dict(size=0), draw=exactly(0)),
+    *(Row(P["bit_cast"], (f"{a}[N,2]",), dict(dtype=b)) for a,
+        b in (("f32", i32), ("i64", f64), ("u32", f32), ("f16", DTYPES["i16"]))),
+    Row(P["bit_cast"], ("f64[4]",), dict(dtype=i64), draw=exactly(-0.0, 1.5, np.inf, -3.0)),
+    Row(P["bit_cast"], ("f32[]",), dict(dtype=i32)),
+    Row(P["nonzero"], ("bool[N]",), dict(size=M), draw=exactly(1, 0, 1)),
+    Row(P["nonzero"], ("bool[4]",), dict(size=0), draw=exactly(0)),
     Row(P["nonzero"], ("bool[4]",), dict(size=3), draw=exactly(1, 1, 0, 1)),
     *_unary("stop_gradient"), *_discrete("stop_gradient", 1, ("i64[N]", "bool[2]")),
 ]  # fmt: skip
@@ -494,7 +531,8 @@ def halved(x: Value, least: Value) -> Value:
 
 CONTROL = [
     *(
-        Row(P["scan"], (f"{h}[N,2]", f"{h}[M,N,2]", f"{h}[2,2]"), dict(length=M, reverse=way), build=scanned, also=(ONES,))
+        Row(P["scan"], (f"{h}[N,2]", f"{h}[M,N,2]", f"{h}[2,2]"), dict(length=M, reverse=way), build=scanned,
+            also=(ONES,))
         for way in (False, True)
         for h in ("f64", "f32")
     ),

@@ -217,9 +217,12 @@ def test_empty_tensors_and_axes_of_size_1(name: str, shape: tuple[int, int]) -> 
 @pytest.mark.parametrize("dtype", [f16, bf16, f32])
 def test_composites_keep_the_dtype_in_value_and_gradient(dtype: DType) -> None:
     def everything(x: Value) -> Value:
-        parts = [c.sigmoid(x), c.softplus(x), c.log_sigmoid(x), c.expm1(x), c.log1p(c.square(x)), c.relu(x), c.softmax(x, (1,)),
-                 c.log_softmax(x, (1,)), c.along(c.logsumexp(x, (1,)), x.shape, (1,)), c.along(c.mean(x, (0,)), x.shape, (0,)),
-                 c.variance(x, (1,))[1], c.clamp(x, p.number(0, x), None), c.reciprocal(c.plus(c.square(x), 1))]  # fmt: skip
+        parts = [c.sigmoid(x), c.softplus(x), c.log_sigmoid(x), c.expm1(x), c.log1p(c.square(x)), c.relu(x),
+        c.softmax(x, (1,)),
+                 c.log_softmax(x, (1,)), c.along(c.logsumexp(x, (1,)), x.shape, (1,)),
+                 c.along(c.mean(x, (0,)), x.shape, (0,)),
+                 c.variance(x, (1,))[1], c.clamp(x, p.number(0, x), None),
+                     c.reciprocal(c.plus(c.square(x), 1))]  # fmt: skip
         return p.concat(*parts, axis=0)
 
     graph = gradient(graph_of(everything, tensor(dtype, (2, 3))))
@@ -247,7 +250,8 @@ def test_pieces_of_an_axis_put_together_are_the_whole() -> None:
 
 
 def test_unsqueeze_and_flatten() -> None:
-    graph = graph_of(lambda x: [c.unsqueeze(x, (0, 3)), c.flatten_axes(x, 0, 2), c.drop_ones(c.unsqueeze(x, (1,)), (1,))],
+    graph = graph_of(lambda x: [c.unsqueeze(x, (0, 3)), c.flatten_axes(x, 0, 2),
+        c.drop_ones(c.unsqueeze(x, (1,)), (1,))],
                      tensor(f64, (N, 3)))  # fmt: skip
     assert [repr(v.type) for v in graph.outputs.values()] == ["f64[1, N, 3, 1]", "f64[3*N]", "f64[N, 3]"]
 
@@ -319,7 +323,8 @@ PYTORCH: dict[str, tuple[Callable[[Value], Value], Callable[[Any, Any], Any]]] =
 @pytest.mark.parametrize(
     "at",
     [
-        [0.3, -1.2, 2.5, 0.9, -0.1], [0.0, 1.0, -1.0, 0.0, 2.0], [1.0, 1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0, 0.0], [25.0, -25.0, 3.0, 0.0, 1.0],
+        [0.3, -1.2, 2.5, 0.9, -0.1], [0.0, 1.0, -1.0, 0.0, 2.0], [1.0, 1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0, 0.0],
+        [25.0, -25.0, 3.0, 0.0, 1.0],
     ],
     ids=str,
 )  # fmt: skip

@@ -215,7 +215,8 @@ def test_what_depends_on_the_sizes_is_inconclusive(a: Dim, b: Dim) -> None:
 @pytest.mark.parametrize(
     ("a", "b"),
     [
-        (N, 1), (K, 0), (N + 2, 3), (N, floordiv(N, 2)), (2 * floordiv(N, 2) + 1, N), (dmax(N, M), M), (N, dmin(N, M)), (N, mod(N, 4)),
+        (N, 1), (K, 0), (N + 2, 3), (N, floordiv(N, 2)), (2 * floordiv(N, 2) + 1, N), (dmax(N, M), M), (N, dmin(N, M)),
+        (N, mod(N, 4)),
         (3, mod(N, 4)), (N * M, N), (floordiv(N + 1, 2), floordiv(N, 2)),
     ],
 )  # fmt: skip

@@ -102,7 +102,8 @@ CASES: dict[str, tuple[Callable[[Value], Value], list[object]]] = {
         lambda x: p.select(p.equal(vector(-1, 2, 3), vector(-1, -1, -1)), shape(x), vector(-1, 2, 3)), [N, 2, 3],
     ),
     "Less and LessOrEqual": (
-        lambda x: c.as_number(p.logical_and(p.less(vector(0), take(shape(x), 0)), p.less_equal(vector(4), take(shape(x), 1))), i64),
+        lambda x: c.as_number(p.logical_and(p.less(vector(0), take(shape(x), 0)),
+            p.less_equal(vector(4), take(shape(x), 1))), i64),
         [1],
     ),
     "Range by iota, plus": (lambda x: p.add(p.iota(3), full_of(take(shape(x), 0), 3)), [N, N + 1, N + 2]),
@@ -163,7 +164,8 @@ def test_fractions_on_their_way_are_compared_as_such() -> None:
     with building():
         x = p.input("x", tensor(f32, (N,)))
         half = p.mul(p.cast(p.dim(N), dtype=f32), p.literal(0.5, f32))
-        found = [Facts()(v) for v in (p.less(half, p.literal(0.5, f32)), p.less_equal(p.literal(0.5, f32), half), p.less(p.literal(0.75, f32), half))]  # fmt: skip
+        found = [Facts()(v) for v in (p.less(half, p.literal(0.5, f32)), p.less_equal(p.literal(0.5, f32), half),
+            p.less(p.literal(0.75, f32), half))]  # fmt: skip
     assert found[0] is not None
     assert not found[0]
     assert found[1] is not None

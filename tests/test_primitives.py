@@ -116,7 +116,8 @@ def test_lower_precision_agrees_with_double(sample: Sample) -> None:
     rng = _rng(sample)
     narrow = pulled_back(sample.graph(), sample.wanted())
     wide_sample = Sample(sample.primitive, tuple(re.sub(r"^(bf16|f16|f32)\[", "f64[", s) for s in sample.operands),
-                         sample.params, sample.draw, sample.sizes, sample.also, sample.beside, sample.wrt, sample.build)  # fmt: skip
+                         sample.params, sample.draw, sample.sizes, sample.also, sample.beside, sample.wrt,
+                             sample.build)  # fmt: skip
     wide = pulled_back(wide_sample.graph(), sample.wanted())
     feeds = sample.feeds(rng)
     feeds |= {

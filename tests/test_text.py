@@ -114,9 +114,12 @@ def p_tanh(z: Value) -> Value:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("fc.weight", "fc.weight"), ("layers.0.weight", "layers.0.weight"), ("h.0", '"h.0"'), ("h.0.1", '"h.0.1"'), ("a.1b", "a.1b"),
-        ("h.", '"h."'), (".h", '".h"'), ("0.weight", '"0.weight"'), ("return", '"return"'), ("a.return", "a.return"), ("ü", '"\\u00fc"'),
-        ("a b", '"a b"'), ('say "x"', '"say \\"x\\""'), ("", '""'), ("N", "N"), ("data", "data"), ("f32", "f32"), ("true", "true"),
+        ("fc.weight", "fc.weight"), ("layers.0.weight", "layers.0.weight"), ("h.0", '"h.0"'), ("h.0.1", '"h.0.1"'),
+        ("a.1b", "a.1b"),
+        ("h.", '"h."'), (".h", '".h"'), ("0.weight", '"0.weight"'), ("return", '"return"'), ("a.return", "a.return"),
+        ("ü", '"\\u00fc"'),
+        ("a b", '"a b"'), ('say "x"', '"say \\"x\\""'), ("", '""'), ("N", "N"), ("data", "data"), ("f32", "f32"),
+        ("true", "true"),
     ],
 )  # fmt: skip
 def test_any_name_is_a_name(name: str, text: str) -> None:
@@ -238,8 +241,10 @@ def test_literals_of_every_dtype_round_trip_to_the_bit(name: str, raw: bytes, sh
 @pytest.mark.parametrize(
     ("array", "text"),
     [
-        (np.float32(0.1), "0.1"), (np.float64(0.1), "0.1"), (np.float16(0.1), "0.1"), (np.float32(1e30), "1e+30"), (np.float64(-0.0), "-0.0"),
-        (np.float32(np.inf), "inf"), (np.float64(-np.inf), "-inf"), (np.float32(np.nan), "nan"), (np.int64(-(2**63)), str(-(2**63))),
+        (np.float32(0.1), "0.1"), (np.float64(0.1), "0.1"), (np.float16(0.1), "0.1"), (np.float32(1e30), "1e+30"),
+        (np.float64(-0.0), "-0.0"),
+        (np.float32(np.inf), "inf"), (np.float64(-np.inf), "-inf"), (np.float32(np.nan), "nan"),
+        (np.int64(-(2**63)), str(-(2**63))),
         (np.bool_(True), "true"), (np.zeros((0, 3)), "[]"), (np.float32([[1, 2], [3, 4]]), "[[1.0, 2.0], [3.0, 4.0]]"),
         (np.uint32([0x7FC00001]).view(np.float32), "[0x7fc00001]"), (np.asarray(0.1, bf16.numpy), "0.10009765625"),
     ],
@@ -331,8 +336,10 @@ def test_everything_wrong_with_a_graph_is_listed() -> None:
         verify(bad)
     message = str(found.value)
     for part in (
-        "'z' is used, but not an input", "stored as f32[N, 2], but has type f32[N]", "the dims M are not those of any input",
-        "a role is given for 'q'", "unknown role 'nonsense'", "initial value of 'x' is float64[3]", "given for 'v', which is no input",
+        "'z' is used, but not an input", "stored as f32[N, 2], but has type f32[N]",
+        "the dims M are not those of any input",
+        "a role is given for 'q'", "unknown role 'nonsense'", "initial value of 'x' is float64[3]",
+        "given for 'v', which is no input",
     ):  # fmt: skip
         assert part in message
 
