@@ -237,9 +237,7 @@ def _priced(plan: Plan, a: Side, b: Side, wanted: Sequence[Label], only: bool) -
     if plan.left != tuple(wanted):
         kept = [d for i, d in enumerate(shape) if i not in plan.summed]
         cost += guess(kept) * (1 if only else 0.6) + 8
-    return Plan(
-        cost + 0.5 * plan.swapped, plan.swapped, plan.outer, plan.rows, plan.inner, plan.columns
-    )
+    return Plan(cost + 0.5 * plan.swapped, plan.swapped, plan.outer, plan.rows, plan.inner, plan.columns)
 
 
 def _multiply(ops: Ops, left: Side, right: Side, plan: Plan) -> Tensor:
@@ -363,6 +361,8 @@ def _scatter_add(e: Emission, v: Value) -> View:
     rest = [a for a in u.order if a not in line]
     indices = e.real(at)
     updates = e.full(u, [*line, *rest])
+    if not n:  # one index; compilers want a list of them
+        indices, updates = e.ops.unsqueeze(indices, [0]), e.ops.unsqueeze(updates, [0])
     shape = (size, *(u.shape[a] for a in rest))
     if e.ops.target.scatter == "scatter_nd" and e.ops.opset >= 16:
         tensor = _scatter_nd(e.ops, updates, indices, shape)

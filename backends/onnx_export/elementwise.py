@@ -43,7 +43,11 @@ def _unary(op: str) -> Callable[[Emission, Value], View]:
 
 
 def _binary(op: str) -> Callable[[Emission, Value], View]:
-    return _simple(lambda ops, x, y: ops.binary(op, x, y))
+    def combine(ops: Ops, x: Tensor, y: Tensor) -> Tensor:
+        composite = workarounds.composite(ops.target, op, x.dtype)
+        return ops.binary(op, x, y) if composite is None else composite(ops, x, y)
+
+    return _simple(combine)
 
 
 def _compare(op: str) -> Callable[[Emission, Value], View]:

@@ -96,6 +96,8 @@ _ARITHMETIC = (
     "less", "less_equal", "bit_not", "bit_and", "bit_or", "bit_xor",
 )  # fmt: skip
 _NO_FUNCTION = "the function is missing there in double"
+_STATIC_PRODUCT = "a product over an axis needs static dims there"
+_STATIC_SORT = "sorting needs static dims there"
 _SYMBOLIC_SCAN = "its loops take no symbolic dims: bind them first (dims={...}, --dim NAME=SIZE)"
 
 TARGETS: Mapping[str, Target] = {
@@ -135,9 +137,10 @@ TARGETS: Mapping[str, Target] = {
             merges_apart=True,
             detours=ONNX_DETOURS,
             lacking={
-                ("while", d): "a loop without a trip count has no lowering" for d in (f32, f64, f16, bf16, i64, i32)
+                ("while", d): "a loop ends there only by its trip count, not by its test"
+                for d in (f32, f64, f16, bf16, i64, i32)
             },
-            static_only={"scan": _SYMBOLIC_SCAN, "reduce_prod": "a product over an axis needs static dims there"},
+            static_only={"scan": _SYMBOLIC_SCAN, "reduce_prod": _STATIC_PRODUCT, "argsort": _STATIC_SORT},
         ),
         Target(
             "iree",
@@ -151,8 +154,11 @@ TARGETS: Mapping[str, Target] = {
             merges_apart=True,
             detours=ONNX_DETOURS,
             lacking={(name, f64): _NO_FUNCTION for name in ("tanh", "sin", "cos", "erf")}
-            | {("while", d): "a loop without a trip count has no lowering" for d in (f32, f64, f16, bf16, i64, i32)},
-            static_only={"scan": _SYMBOLIC_SCAN, "reduce_prod": "a product over an axis needs static dims there"},
+            | {
+                ("while", d): "a loop ends there only by its trip count, not by its test"
+                for d in (f32, f64, f16, bf16, i64, i32)
+            },
+            static_only={"scan": _SYMBOLIC_SCAN, "reduce_prod": _STATIC_PRODUCT, "argsort": _STATIC_SORT},
             flags={f64: "--iree-input-demote-f64-to-f32=false: without it the compiled function refuses doubles"},
         ),
     )

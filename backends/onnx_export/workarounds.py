@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ...algebra.types import DType, bool_, f32, f64
+from ...algebra.types import DType, bool_, f16, f32, f64
 from .ops import Ops
 from .program import Tensor
 from .targets import Target
@@ -156,6 +156,20 @@ def atanh(ops: Ops, x: Tensor) -> Tensor:
     return _mul(ops, ops.where(near, small, large), 0.5)
 
 
+def power(ops: Ops, x: Tensor, y: Tensor) -> Tensor:
+    """`|x| ** y`, negated where x is negative and y odd, NaN where x is negative and y no integer."""
+    if y.array is not None and y.rank == 0:
+        return ops.binary("Pow", x, y)
+    zero = ops.number(0.0, x.dtype)
+    size = ops.binary("Pow", ops.unary("Abs", x), y)
+    half = _mul(ops, y, 0.5)
+    whole = ops.binary("Equal", ops.unary("Floor", y), y, bool_)
+    even = ops.binary("Equal", ops.unary("Floor", half), half, bool_)
+    signed = ops.where(even, size, ops.unary("Neg", size))
+    below = ops.where(whole, signed, ops.number(math.nan, x.dtype))
+    return ops.where(ops.binary("Less", x, zero, bool_), below, size)
+
+
 @dataclass(frozen=True, slots=True)
 class Workaround:
     """An operator that a runtime has no kernel for in a dtype, and the composite that stands in for it."""
@@ -165,21 +179,26 @@ class Workaround:
     op: str
     dtype: DType
     symptom: str
-    composite: Composite
+    composite: Callable[..., Tensor]
 
 
 _NO_KERNEL = "NOT_IMPLEMENTED: Could not find an implementation"
 
-WORKAROUNDS: tuple[Workaround, ...] = tuple(
-    Workaround("onnxruntime", "1.32.0", op, f64, _NO_KERNEL, made)
+WORKAROUNDS: tuple[Workaround, ...] = (
+    *(Workaround("onnxruntime", "1.32.0", op, f64, _NO_KERNEL, made)
     for op, made in (
         ("Erf", erf), ("Sinh", sinh), ("Cosh", cosh), ("Asin", asin), ("Acos", acos), ("Atan", atan), ("Asinh", asinh), ("Acosh", acosh),
         ("Atanh", atanh),
-    )
+    )),
+    *(
+        Workaround(target, version, "Pow", dtype, "a negative base gives NaN, unless the exponent is a constant of rank 0", power)
+        for target, version in (("iree", "3.13.0"), ("torch-mlir", "20261001"))
+        for dtype in (f64, f32, f16)
+    ),
 )  # fmt: skip
 _BY_OP = {(w.target, w.op, w.dtype): w.composite for w in WORKAROUNDS}
 
 
-def composite(target: Target, op: str, dtype: DType) -> Composite | None:
+def composite(target: Target, op: str, dtype: DType) -> Callable[..., Tensor] | None:
     """The operator written in others, where the target has no kernel for this dtype."""
     return _BY_OP.get((target.name, op, dtype))
