@@ -5,15 +5,18 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 
 from ..algebra import primitives as p
 from ..algebra.calculus.kinks import KINKS
 from ..algebra.training.losses import LOSSES
 from ..algebra.training.optimizers import OPTIMIZERS
+from ..algebra.training.schedules import SCHEDULES
+from ..backends.onnx_export.checker import EVERYWHERE, FORBIDDEN
 from ..backends.onnx_export.tables import ALLOWED
 from ..backends.onnx_export.targets import TARGETS
+from ..backends.onnx_export.workarounds import WORKAROUNDS
 from ..frontends.onnx_import.coverage import coverage
 
 __all__ = ["TABLES"]
@@ -112,11 +115,53 @@ def optimizers() -> str:
 
 
 def targets() -> str:
-    """What each target takes."""
+    """What each target takes, what is written in another way for it, and what is refused."""
     rows = [(t.name, t.measured, t.opset, t.embed, t.scatter) for t in TARGETS.values()]
-    return f"# Targets\n\n{NOTE}\n" + _table(
-        ("target", "measured on", "opset", "values in the file", "scatter-add as"), rows
+    parts = [
+        f"# Targets\n\n{NOTE}\n",
+        _table(("target", "measured on", "opset", "values in the file", "scatter-add as"), rows),
+    ]
+    for t in TARGETS.values():
+        parts.append(f"\n## {t.name}\n\n")
+        refused = [
+            *((f"{dtype!r}", why) for dtype, why in t.dtypes.items()),
+            *_merged((f"`{name}`", f"{dtype!r}", why) for (name, dtype), why in t.lacking.items()),
+            *((f"`{name}` of symbolic sizes", why) for name, why in t.static_only.items()),
+        ]
+        forms = [*EVERYWHERE, *FORBIDDEN[t.name]]
+        parts.append(f"Forms that are never written: {', '.join(forms)}.\n")
+        for dtype, flag in t.flags.items():
+            parts.append(f"\nWhat the compiler must be told for {dtype!r}: {flag}.\n")
+        if refused:
+            parts.append("\n" + _table(("refused", "because"), refused))
+        lacking = _merged((f"`{op}`", f"{dtype!r}", f"computed in {via!r}") for (op, dtype), via in t.detours.items())
+        lacking += [
+            (f"`{w.op}` of {w.dtype!r}", f"{w.symptom} ({w.version}); written in other operators")
+            for w in WORKAROUNDS
+            if w.target == t.name
+        ]
+        parts.append("\n" + _table(("without a kernel", "instead"), lacking))
+    return "".join(parts)
+
+
+def _merged(rows: Iterable[tuple[str, str, str]]) -> list[tuple[str, str]]:
+    """Rows of operator, dtype and text, those with the same operator and text in one."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for op, dtype, text in rows:
+        found.setdefault((op, text), []).append(dtype)
+    return [(f"{op} of {', '.join(dtypes)}", text) for (op, text), dtypes in found.items()]
+
+
+def schedules() -> str:
+    """Every schedule with its options."""
+    rows = []
+    for name, cls in SCHEDULES.items():
+        options = ", ".join(f"`{f.name}`" if f.default is MISSING else f"`{f.name}={f.default!r}`" for f in fields(cls))
+        rows.append((f"`{name}`", cls.formula, options, cls.reference))
+    head = (
+        "`t` is the step counter, 0 at first; `lr` the rate that is an input. Options without a default are required.\n"
     )
+    return f"# Schedules\n\n{NOTE}\n{head}\n" + _table(("schedule", "rate", "options", "source"), rows)
 
 
 def allowed() -> str:
@@ -138,6 +183,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "primitives": primitives,
     "losses": losses,
     "optimizers": optimizers,
+    "schedules": schedules,
     "targets": targets,
     "allowed": allowed,
     "kinks": kinks,

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 import pullback
 import pytest
 
-
 pytestmark = pytest.mark.usefixtures("own_lowerings")
 
 
