@@ -638,7 +638,8 @@ def solve_atom(a: Dim, b: Dim) -> tuple[sympy.Expr, Dim] | None:
     for term in sorted(difference.atoms(FloorDiv, Mod, DimMax, DimMin), key=lambda t: (-t.count_ops(), str(t))):
         hidden = sympy.Dummy(integer=True)
         linear = difference.xreplace({term: hidden})
-        if linear.has(term) or sympy.degree(linear, hidden) != 1:
+        nested = any(f.has(hidden) for f in linear.atoms(*_FUNCTIONS))
+        if nested or linear.has(term) or sympy.degree(linear, hidden) != 1:
             continue
         slope = linear.coeff(hidden, 1)
         if slope in (1, -1):

@@ -1,4 +1,4 @@
-"""ONNX's own node suite, as it is given and with symbols for sizes, by numpy and by onnxruntime. Every case passes, or is listed with the reason."""
+"""ONNX's own node suite as it is given, by numpy and by onnxruntime: every case passes, or is listed with the reason."""
 
 from __future__ import annotations
 
@@ -6,25 +6,16 @@ import fnmatch
 
 import node_suite
 import pytest
-from node_suite import KINDS, LISTED, Case, Result, cases, run, selected
+from node_suite import KINDS, LISTED, Case, cases, run, selected
 
 SHARDS = 4
-
-
-def failures(engine: str, symbolic: bool, shard: int) -> list[Result]:
-    found = [run(c, engine, symbolic) for c in selected()[shard::SHARDS]]
-    return [r for r in found if r.state == "failed"]
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))
 @pytest.mark.parametrize("engine", ["numpy", "onnxruntime"])
 def test_every_case_passes_or_is_listed(engine: str, shard: int) -> None:
-    assert failures(engine, False, shard) == []
-
-
-@pytest.mark.parametrize("shard", range(SHARDS))
-def test_every_case_passes_with_symbols_for_its_sizes(shard: int) -> None:
-    assert failures("numpy", True, shard) == []
+    found = [run(c, engine) for c in selected()[shard::SHARDS]]
+    assert [r for r in found if r.state == "failed"] == []
 
 
 @pytest.mark.parametrize("engine", ["numpy", "onnxruntime"])
