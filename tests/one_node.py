@@ -10,7 +10,6 @@ import numpy as np
 import onnx
 import onnxruntime
 from onnx import helper
-
 from pullback.algebra import primitives as p
 from pullback.algebra.calculus.vjp import vjp
 from pullback.algebra.evaluate import evaluate

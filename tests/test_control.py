@@ -10,7 +10,6 @@ import onnx
 import onnxruntime
 import pytest
 from click.testing import CliRunner
-
 from pullback.algebra import primitives as p
 from pullback.algebra.calculus.vjp import vjp
 from pullback.algebra.errors import PullbackError, Refusal
@@ -333,7 +332,7 @@ def test_a_loop_until_a_condition_runs_forward_and_refuses_a_gradient_with_the_w
         expected = by_onnxruntime(proto, feeds)["y"]
         np.testing.assert_allclose(evaluate(graph, feeds)["y"], expected, rtol=1e-6)
         np.testing.assert_allclose(by_onnxruntime(to_onnx(graph), feeds)["y"], expected, rtol=1e-6)
-    with pytest.raises(PullbackError, match="number of iterations depends on data.*'n1'.*max_trips"):
+    with pytest.raises(PullbackError, match=r"number of iterations depends on data.*'n1'.*max_trips"):
         differentiated(graph)
 
 

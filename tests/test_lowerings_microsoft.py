@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from one_node import Case, check_emission, check_gradients, check_values
 from pullback.algebra.evaluate import evaluate
 from pullback.frontends.onnx_import import load
@@ -98,7 +97,8 @@ CASES = [
          dict(num_heads=4, kv_num_heads=2, local_window_size=2, softcap=5.0), note="window and cap", fixed=(6,)),
     Case("GroupQueryAttention", [normal(2, 4, 32), normal(2, 4, 16), normal(2, 4, 16, seed=1), None, None, ints([3, 3]), ints(4)],
          dict(num_heads=4, kv_num_heads=2, smooth_softmax=1), note="smooth", fixed=(6,)),
-    Case("GroupQueryAttention", [normal(2, 4, 32), normal(2, 4, 16), normal(2, 4, 16, seed=1), None, None, ints([3, 3]), ints(4), None, None, None, None, normal(4)],
+    Case("GroupQueryAttention", [normal(2, 4, 32), normal(2, 4, 16), normal(2, 4, 16, seed=1), None, None, ints([3, 3]), ints(4), None,
+        None, None, None, normal(4)],
          dict(num_heads=4, kv_num_heads=2), note="sink", fixed=(6,)),
     Case("MatMulNBits", [normal(2, 20), bytes_(3, 2, 8), normal(6)], dict(K=20, N=3, bits=4, block_size=16), fixed=(1, 2)),
     Case("MatMulNBits", [normal(2, 40), bytes_(3, 3, 8), normal(9), bytes_(6)], dict(K=40, N=3, bits=4, block_size=16), note="zero points", fixed=(1, 2, 3)),
@@ -118,7 +118,8 @@ CASES = [
     Case("QGemm", [A8, S1, Z1, B8, S2, Z2, None, S3, Z3], note="to integers"),
     Case("QAttention", [bytes_(2, 4, 8), bytes_(8, 24), normal(24), scalar(0.02), scalar(0.01), MASK, Z1, Z2], dict(num_heads=2), atol=1e-4),
     *(
-        Case("DynamicQuantizeLSTM", [normal(5, 3, 4), bytes_(n, 4, 8, dtype=np.int8), bytes_(n, 2, 8, dtype=np.int8), normal(n, 16), None, normal(n, 3, 2), normal(n, 3, 2, seed=1), None,
+        Case("DynamicQuantizeLSTM", [normal(5, 3, 4), bytes_(n, 4, 8, dtype=np.int8), bytes_(n, 2, 8, dtype=np.int8), normal(n, 16), None,
+            normal(n, 3, 2), normal(n, 3, 2, seed=1), None,
              np.full(n, 0.01, np.float32), np.zeros(n, np.int8), np.full(n, 0.012, np.float32), np.zeros(n, np.int8)],
              dict(hidden_size=2, direction=way), outputs=3, note=way, atol=2e-2, fixed=(1, 2, 8, 9, 10, 11))
         for n, way in ((1, "forward"), (2, "bidirectional"))
@@ -161,14 +162,11 @@ def test_the_first_size_may_be_a_symbol(case: Case) -> None:
         return  # four entries are those of a batch of four as well
     expected = evaluate(load(case.model()), case.feeds())
     model = case.model()
-    for info in model.graph.input:
+    rows = model.graph.input[0].type.tensor_type.shape.dim[0].dim_value
+    for info in model.graph.input[1:]:
         shape = info.type.tensor_type.shape
-        if (
-            len(shape.dim)
-            and shape.dim[0].dim_value == model.graph.input[0].type.tensor_type.shape.dim[0].dim_value > 1
-        ):
-            if info is not model.graph.input[0]:
-                shape.dim[0].dim_param = f"{info.name}_first"
+        if len(shape.dim) and shape.dim[0].dim_value == rows > 1:
+            shape.dim[0].dim_param = f"{info.name}_first"
     first = model.graph.input[0].type.tensor_type.shape.dim[0]
     first.dim_param = "N"
     found = evaluate(load(model), case.feeds())

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import helper
-
 from one_node import ML, Case, check_emission, check_gradients, check_values, run_onnxruntime
+from onnx import helper
 from pullback.algebra.errors import Refusal
 from pullback.algebra.evaluate import evaluate
 from pullback.algebra.graph import Constant
@@ -76,9 +75,12 @@ SVC2: dict[str, Any] = dict(
 CASES = [
     ml("LinearRegressor", [X], coefficients=numbers(3), intercepts=[0.5]),
     ml("LinearRegressor", [X], "two targets", coefficients=numbers(6), intercepts=[0.5, -1.0], targets=2),
-    *(ml("LinearClassifier", [X], f"three {t}", 2, coefficients=numbers(9), intercepts=numbers(3), classlabels_ints=[4, 5, 6], post_transform=t) for t in ("NONE", "SOFTMAX", "LOGISTIC")),
-    *(ml("LinearClassifier", [X], f"two {t}", 2, coefficients=numbers(6), intercepts=numbers(2), classlabels_ints=[4, 5], post_transform=t) for t in ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO")),
-    *(ml("LinearClassifier", [X], f"one row {t}", 2, coefficients=numbers(3), intercepts=[0.2], classlabels_ints=[4, 5], post_transform=t) for t in ("NONE", "LOGISTIC")),
+    *(ml("LinearClassifier", [X], f"three {t}", 2, coefficients=numbers(9), intercepts=numbers(3), classlabels_ints=[4, 5, 6],
+        post_transform=t) for t in ("NONE", "SOFTMAX", "LOGISTIC")),
+    *(ml("LinearClassifier", [X], f"two {t}", 2, coefficients=numbers(6), intercepts=numbers(2), classlabels_ints=[4, 5],
+        post_transform=t) for t in ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO")),
+    *(ml("LinearClassifier", [X], f"one row {t}", 2, coefficients=numbers(3), intercepts=[0.2], classlabels_ints=[4, 5],
+        post_transform=t) for t in ("NONE", "LOGISTIC")),
     *(ml("SVMRegressor", [X], k, **SVM, kernel_type=k, kernel_params=[0.3, 0.2, 2.0]) for k in ("LINEAR", "POLY", "RBF", "SIGMOID")),
     ml("SVMRegressor", [X], "linear model", coefficients=numbers(3), rho=[0.1], kernel_params=[0.0, 0.0, 0.0]),
     ml("SVMRegressor", [X], "one class", **SVM, kernel_type="RBF", kernel_params=[0.3, 0.0, 0.0], one_class=1),
@@ -99,11 +101,13 @@ CASES = [
     ml("FeatureVectorizer", [X, rows(6, 2)], inputdimensions=[3, 2]),
     ml("TreeEnsembleRegressor", [X], **TREE, **LEAVES, target_ids=[0] * 5, n_targets=1),
     *(ml("TreeEnsembleRegressor", [X], f"two targets {a}", **TREE, **TWO, aggregate_function=a, base_values=[0.5, -0.5]) for a in ("SUM", "AVERAGE")),
-    *(ml("TreeEnsembleRegressor", [X], f"one target {a}", **TREE, **LEAVES, target_ids=[0] * 5, n_targets=1, aggregate_function=a) for a in ("MIN", "MAX", "AVERAGE")),
+    *(ml("TreeEnsembleRegressor", [X], f"one target {a}", **TREE, **LEAVES, target_ids=[0] * 5, n_targets=1,
+        aggregate_function=a) for a in ("MIN", "MAX", "AVERAGE")),
     *(ml("TreeEnsembleRegressor", [X], t, **TREE, **TWO, post_transform=t) for t in ("SOFTMAX", "LOGISTIC")),
     ml("TreeEnsembleRegressor", [np.where(X > 1, np.nan, X).astype(np.float32)], "nan", **TREE, **LEAVES, target_ids=[0] * 5, n_targets=1,
        nodes_missing_value_tracks_true=[1, 0, 0, 0, 0, 1, 0, 0]),
-    *(ml("TreeEnsembleClassifier", [X], f"three {t}", 2, **classes([0, 1, 2, 1, 2], SHARES, [4, 5, 6]), post_transform=t) for t in ("NONE", "SOFTMAX", "LOGISTIC")),
+    *(ml("TreeEnsembleClassifier", [X], f"three {t}", 2, **classes([0, 1, 2, 1, 2], SHARES, [4, 5, 6]), post_transform=t) for t in ("NONE",
+        "SOFTMAX", "LOGISTIC")),
     ml("TreeEnsembleClassifier", [X], "two, scores", (1,), **BOTH),
     *(ml("TreeEnsembleClassifier", [X], f"shares of one class {t}", 2, **classes([1] * 5, SHARES, [4, 5]), post_transform=t) for t in ("NONE", "LOGISTIC")),
     *(ml("TreeEnsembleClassifier", [X], f"scores of one class {t}", 2, **classes([0] * 5, numbers(5), [4, 5]), post_transform=t) for t in ("NONE", "LOGISTIC")),
@@ -174,7 +178,7 @@ def test_labels_that_are_strings_are_refused_only_where_they_are_wanted() -> Non
         return helper.make_model(helper.make_graph([node], "g", inputs, infos), opset_imports=opsets)
 
     assert "scores" in load(model("scores")).outputs
-    with pytest.raises(Refusal, match="'label'.*trees.*is not available"):
+    with pytest.raises(Refusal, match=r"'label'.*trees.*is not available"):
         load(model("label", "scores"))
 
 

@@ -9,9 +9,8 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import helper, numpy_helper
-
 from one_node import Case, check_gradients, check_values
+from onnx import helper, numpy_helper
 from pullback.algebra import primitives as p
 from pullback.algebra.calculus.vjp import vjp
 from pullback.algebra.errors import Refusal
@@ -195,7 +194,7 @@ def test_second_derivatives_agree_with_differences() -> None:
 
 def test_what_does_not_fit_is_refused_by_name() -> None:
     case = layer("LSTM", activations=["Sigmoid", "Tanh", "Sine"])
-    with pytest.raises(Refusal, match="node 'node' .LSTM.*no activation 'Sine'"):
+    with pytest.raises(Refusal, match=r"node 'node' .LSTM.*no activation 'Sine'"):
         load(case.model_unchecked())
     with pytest.raises(Refusal, match="direction 'upward'"):
         load(layer("RNN", direction="upward").model_unchecked())

@@ -40,7 +40,7 @@ def inlined(model: ModelProto, name: str) -> onnx.GraphProto:
 
 def body_of(proto: NodeProto, node: Node, arguments: Sequence[Argument]) -> FunctionProto | None:
     """The function body that ONNX's schema gives an operator, for these operand types; None where there is none."""
-    schema = schema_of(node.op_type, node.domain, node.opset)
+    schema: Any = schema_of(node.op_type, node.domain, node.opset)  # onnx's type hints lack some of its methods
     if schema is None:
         return None
 

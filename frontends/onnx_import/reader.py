@@ -10,7 +10,9 @@ import difflib
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -224,7 +226,7 @@ class Scope:
         return Scope(self.reader, opsets, f"{self.path}{path}/", None, self.body)
 
     def nested(
-        self, path: str, inputs: Sequence[tuple[str, TensorType]], build: Callable[[Scope, tuple[Value, ...]], Sequence[tuple[str, Value]]]
+        self, path: str, inputs: Sequence[tuple[str, TensorType]], build: Callable[[Scope, tuple[Value, ...]], Iterable[tuple[str, Value]]]
     ) -> Nested:  # fmt: skip
         """A graph built apart, for a primitive's body: `build(scope, inputs)` binds names in the scope and gives the named outputs.
 
@@ -252,9 +254,9 @@ class Scope:
         """Take in the tensors that a graph stores."""
         base = self.reader.base
         for tensor in graph.initializer:
-            self._store(tensor.name, lambda t=tensor: constant_of(t, base))
+            self._store(tensor.name, partial(constant_of, tensor, base))
         for sparse in graph.sparse_initializer:
-            self._store(sparse.values.name, lambda s=sparse: sparse_constant(s, base))
+            self._store(sparse.values.name, partial(sparse_constant, sparse, base))
 
     def _store(self, name: str, make: Callable[[], Constant]) -> None:
         try:
@@ -411,9 +413,10 @@ def _attributes(proto: NodeProto, node: Node) -> dict[str, Any]:
             declared = schema.attributes.get(attribute.name)
             if declared is None:
                 raise Unsupported(f"{node.op_type} has no attribute {attribute.name!r} at opset {node.opset}")
-            if attribute.type and int(declared.type.value) != int(attribute.type):
+            wanted: Any = declared.type  # an enum, which onnx's type hints do not say
+            if attribute.type and int(wanted.value) != int(attribute.type):
                 kind = AttributeProto.AttributeType.Name(attribute.type)
-                raise Unsupported(f"attribute {attribute.name!r} must be {declared.type.name}, found {kind}")
+                raise Unsupported(f"attribute {attribute.name!r} must be {wanted.name}, found {kind}")
         found[attribute.name] = value_of_attribute(attribute)
     return found
 
@@ -508,9 +511,9 @@ def _sorted(nodes: list[NodeProto], made: set[str], reader: Reader) -> list[Node
     readers: dict[str, list[int]] = {}
     missing = []
     for i, node in enumerate(nodes):
-        names = {name for name in free_names(node) if name in made}
-        missing.append(len(names))
-        for name in names:
+        read = {name for name in free_names(node) if name in made}
+        missing.append(len(read))
+        for name in read:
             readers.setdefault(name, []).append(i)
     ready = [i for i, n in enumerate(missing) if n == 0]
     order = []
@@ -749,10 +752,8 @@ def _read(reader: Reader, name: str, forced: Sequence[Constraint]) -> Graph:
             if info.name not in scope.entries and (v := _input(info, scope, reader)) is not None
         ]
         results: list[Argument] = []
-        try:
+        with suppress(Poisoned):
             results = scope.run(graph, stored=False)
-        except Poisoned:
-            pass
         if not graph.output:
             reader.blame("the model has no outputs")
         bad = [o.name for o, r in zip(graph.output, results, strict=False) if not isinstance(r, Value)]

@@ -267,7 +267,9 @@ def expand_dims(x: Value, axis: Static) -> Value:
 
 
 @lowers("LayerNormalization", since=1)
-def layer_normalization_1(x: Value, scale: Value, b: Value | None = None, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1) -> tuple[Value, Value, Value]:  # fmt: skip
+def layer_normalization_1(
+    x: Value, scale: Value, b: Value | None = None, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
+) -> tuple[Value, Value, Value]:  # fmt: skip
     """(x - mean) / sqrt(var + epsilon) scale + b, as onnxruntime writes it before opset 17"""
     return layer_norm(x, scale, b, axis, epsilon, stash_type)
 
@@ -287,14 +289,18 @@ def _with_skip(x: Value, skip: Value, bias: Value | None) -> Value:
 
 
 @lowers("SkipLayerNormalization", domain=MS)
-def skip_layer_normalization(input: Value, skip: Value, gamma: Value, beta: Value | None = None, bias: Value | None = None, *, epsilon: float = 1e-12) -> tuple[Value, Value, Value, Value]:  # fmt: skip
+def skip_layer_normalization(
+    input: Value, skip: Value, gamma: Value, beta: Value | None = None, bias: Value | None = None, *, epsilon: float = 1e-12
+) -> tuple[Value, Value, Value, Value]:  # fmt: skip
     """layer_norm(input + skip + bias) gamma + beta; mean, inverse deviation and the sum"""
     total = _with_skip(input, skip, bias)
     return (*layer_norm(total, gamma, beta, -1, epsilon), total)
 
 
 @lowers("SkipSimplifiedLayerNormalization", domain=MS)
-def skip_simplified_layer_normalization(input: Value, skip: Value, gamma: Value, bias: Value | None = None, *, epsilon: float = 1e-12) -> tuple[Value | None, ...]:  # fmt: skip
+def skip_simplified_layer_normalization(
+    input: Value, skip: Value, gamma: Value, bias: Value | None = None, *, epsilon: float = 1e-12
+) -> tuple[Value | None, ...]:  # fmt: skip
     """rms_norm(input + skip + bias) gamma; the inverse root and the sum"""
     total = _with_skip(input, skip, bias)
     y, inverse = rms_norm(total, gamma, -1, epsilon)
@@ -701,7 +707,7 @@ def qlinear_concat(y_scale: Value, y_zero_point: Value, *inputs: Value, axis: in
     """tensors of different scales one after the other, in one scale"""
     if len(inputs) % 3:
         raise Unsupported(f"{len(inputs)} inputs are no triples of tensor, scale and zero point")
-    reals = [dequantized(*inputs[i : i + 3]) for i in range(0, len(inputs), 3)]
+    reals = [dequantized(inputs[i], inputs[i + 1], inputs[i + 2]) for i in range(0, len(inputs), 3)]
     return _to_integers(shape.joined(reals, axis % reals[0].rank), y_scale, y_zero_point, inputs[0].dtype)
 
 

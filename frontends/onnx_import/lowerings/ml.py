@@ -8,7 +8,7 @@ leaves have a gradient. The meaning, where the specification is silent, is that 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -225,11 +225,11 @@ def svm_classifier(
     alike = _kernel(x, _vectors(x, node, support_vectors, total), kernel_type, kernel_params)
     starts = np.concatenate([[0], np.cumsum(vectors_per_class)]).tolist()
     offsets = _parameter(node, "rho", rho, x.dtype)
-    pairs = []
+    pairs: list[Value] = []
     for i in range(count):
         for j in range(i + 1, count):
             parts = [
-                p.dot(_columns(alike, starts[k], starts[k + 1]), p.reshape(p.slice(weights, start=(row, starts[k]), limit=(row + 1, starts[k + 1])), shape=(vectors_per_class[k],)), contract=((1,), (0,)))
+                p.dot(_columns(alike, starts[k], starts[k + 1]), _part(weights, row, starts[k], starts[k + 1]), contract=((1,), (0,)))
                 for k, row in ((i, j - 1), (j, i))
             ]  # fmt: skip
             score = p.add(parts[0], parts[1])
@@ -256,6 +256,11 @@ def svm_classifier(
     share = c.sigmoid(p.neg(inner))
     both = p.concat(c.unsqueeze(share, (1,)), c.unsqueeze(c.sub(p.number(1, share), share), (1,)), axis=1)
     return _label_of(p.argmax(both, axis=1), labels, count), p.cast(transformed(both, post_transform), dtype=f32)
+
+
+def _part(x: Value, row: int, start: int, stop: int) -> Value:
+    """A part of one row."""
+    return p.reshape(p.slice(x, start=(row, start), limit=(row + 1, stop)), shape=(stop - start,))
 
 
 def _columns(x: Value, start: int, stop: int) -> Value:
@@ -476,7 +481,7 @@ def _leaves(x: Value, trees: _Trees) -> Value:
     return at
 
 
-def _test(mode: int, own: Value, limit: Value, trees: _Trees, of_node: object) -> Value:
+def _test(mode: int, own: Value, limit: Value, trees: _Trees, of_node: Callable[[np.ndarray], Value]) -> Value:
     match _MODES[mode]:
         case "BRANCH_LEQ":
             return p.less_equal(own, limit)
@@ -490,25 +495,24 @@ def _test(mode: int, own: Value, limit: Value, trees: _Trees, of_node: object) -
             return p.equal(own, limit)
         case "BRANCH_NEQ":
             return c.not_equal(own, limit)
-    rows = of_node(trees.members.astype(own.dtype.numpy))  # type: ignore[operator]
+    rows = of_node(trees.members.astype(own.dtype.numpy))
     alike = p.equal(p.broadcast(own, shape=rows.shape, axes=tuple(range(own.rank))), rows)
     return p.less(p.full(0, f32, own.shape), p.reduce_sum(c.as_number(alike, f32), axes=(own.rank,)))
 
 
 def _aggregated(
     at: Value, weights: Value, nodes: np.ndarray, targets: np.ndarray, node_count: int, target_count: int, how: str
-) -> tuple[Value, np.ndarray]:  # fmt: skip
-    """`[N, targets]` of the leaves reached, and which targets some leaf serves. Entry e of `weights` belongs to a leaf and a target."""
+) -> Value:  # fmt: skip
+    """`[N, targets]` of the leaves reached. Entry e of `weights` belongs to a leaf and a target."""
     flat = nodes * target_count + targets
     table = p.scatter_add(weights, c.integers(flat.tolist()), axis=0, size=node_count * target_count)
     table = p.reshape(table, shape=(node_count, target_count))
     there = np.zeros(node_count * target_count, np.bool_)
     there[flat] = True
-    served = there.reshape(node_count, target_count).any(axis=0)
     rows = p.gather(table, at, axis=0)
     if how in ("SUM", "AVERAGE"):
         total = p.reduce_sum(rows, axes=(1,))
-        return (c.scale(total, 1 / int(at.shape[1])) if how == "AVERAGE" else total), served
+        return c.scale(total, 1 / int(at.shape[1])) if how == "AVERAGE" else total
     if how not in ("MIN", "MAX"):
         raise Unsupported(f"aggregate_function {how!r}")
     present = p.gather(p.literal(there.reshape(node_count, target_count)), at, axis=0)
@@ -516,7 +520,7 @@ def _aggregated(
     rows = p.select(present, rows, p.number(worst, rows))
     best = (p.reduce_min if how == "MIN" else p.reduce_max)(rows, axes=(1,), ties="first")
     empty = p.equal(best, p.number(worst, best))
-    return p.select(empty, p.number(0, best), best), served
+    return p.select(empty, p.number(0, best), best)
 
 
 def _trees_3(
@@ -568,7 +572,7 @@ def tree_ensemble_regressor(
     )  # fmt: skip
     weights = _attribute(node, "target_weights", target_weights, target_weights_as_tensor, x.dtype)
     nodes = np.asarray([place[key] for key in zip(target_treeids, target_nodeids, strict=True)], np.int64)
-    y, _ = _aggregated(
+    y = _aggregated(
         _leaves(x, trees), weights, nodes, np.asarray(target_ids), len(place), n_targets, aggregate_function
     )
     if len(base_values) or base_values_as_tensor is not None:
@@ -605,7 +609,7 @@ def tree_ensemble_classifier(
     single = count == 2 and len(set(class_ids)) == 1
     if single:  # both classes from one score
         ids = np.zeros_like(ids)
-    scores, _ = _aggregated(_leaves(x, trees), weights, nodes, ids, len(place), 1 if single else count, "SUM")
+    scores = _aggregated(_leaves(x, trees), weights, nodes, ids, len(place), 1 if single else count, "SUM")
     bases = len(base_values) if base_values_as_tensor is None else int(np.size(base_values_as_tensor))
     if bases:
         base = _attribute(node, "base_values", base_values, base_values_as_tensor, x.dtype)
@@ -653,7 +657,7 @@ def tree_ensemble(
     )  # fmt: skip
     weights = _parameter(node, "leaf_weights", np.asarray(leaf_weights), dtype)
     how = ("AVERAGE", "SUM", "MIN", "MAX")[aggregate_function]
-    y, _ = _aggregated(_leaves(x, trees), weights, own, np.asarray(leaf_targetids), inner + leaves, n_targets, how)
+    y = _aggregated(_leaves(x, trees), weights, own, np.asarray(leaf_targetids), inner + leaves, n_targets, how)
     return transformed(y, ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")[post_transform])
 
 

@@ -110,7 +110,8 @@ def _regularized(x: Value, g: Value, coefficient: float) -> Value:
 
 
 @lowers("Adagrad", domain=PREVIEW)
-def adagrad(r: Value, t: Value, *inputs: Value, decay_factor: float = 0.0, epsilon: float = 0.0, norm_coefficient: float = 0.0) -> tuple[Value, ...]:  # fmt: skip
+def adagrad(r: Value, t: Value, *inputs: Value, decay_factor: float = 0.0, epsilon: float = 0.0,
+            norm_coefficient: float = 0.0) -> tuple[Value, ...]:  # fmt: skip
     """h' = h + g g, x' = x - r / (1 + decay_factor t) g / (sqrt(h') + epsilon)"""
     step = _Step.of(r, t, inputs, 3)
     values, slots = [], []

@@ -225,19 +225,15 @@ def _shifted_real(x: Value, zero: Value | None) -> Value:
     return value if zero is None else c.sub(value, p.cast(zero, dtype=f32))
 
 
-def _rows(zero: Value | None, a: Value) -> Value | None:
-    """The zero point of a left operand: one, or one per row."""
-    if zero is None:
-        return None
+def _rows(zero: Value, a: Value) -> Value:
+    """The zero point (or scale) of a left operand: one, or one per row."""
     if zero.rank <= 1:
         return placed(zero, a, a.rank - 2 if a.rank > 1 else 0)
     return p.broadcast(p.reshape(zero, shape=zero.shape[:-1]), shape=a.shape, axes=tuple(range(a.rank - 1)))
 
 
-def _columns(zero: Value | None, b: Value) -> Value | None:
+def _columns(zero: Value, b: Value) -> Value:
     """The zero point (or scale) of a right operand: one, or one per column."""
-    if zero is None:
-        return None
     if zero.rank <= 1:
         return placed(zero, b, b.rank - 1)
     kept = (*range(b.rank - 2), b.rank - 1)
@@ -246,7 +242,7 @@ def _columns(zero: Value | None, b: Value) -> Value | None:
 
 def integer_matmul(a: Value, b: Value, a_zero: Value | None, b_zero: Value | None) -> Value:
     """`(a - a_zero) @ (b - b_zero)` in int32."""
-    za, zb = _rows(a_zero, a), _columns(b_zero, b)
+    za, zb = None if a_zero is None else _rows(a_zero, a), None if b_zero is None else _columns(b_zero, b)
     y: Value = matmul(_shifted(a, za), _shifted(b, zb))
     if _has_real(a) or _has_real(b):
         remember(y, matmul(_shifted_real(a, za), _shifted_real(b, zb)))
@@ -300,9 +296,7 @@ def qlinear_matmul(a: Value, a_scale: Value, a_zero_point: Value, b: Value, b_sc
     a_scale, b_scale, y_scale = (p.cast(s, dtype=f32) for s in (a_scale, b_scale, y_scale))
     left = _rows(a_scale, acc) if a.rank > 1 else placed(a_scale, acc, 0)
     right = _columns(b_scale, acc) if b.rank > 1 else placed(b_scale, acc, 0)
-    assert left is not None and right is not None
     below = _rows(y_scale, acc) if acc.rank > 1 else placed(y_scale, acc, 0)
-    assert below is not None
     zero = _rows(y_zero_point, acc) if acc.rank > 1 else placed(y_zero_point, acc, 0)
     ratio = p.mul(real_of(acc, f32), p.div(p.mul(left, right), below))
     return quantized(ratio, zero, y_zero_point.dtype)
