@@ -11,7 +11,6 @@ from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto, TypeProto
 
 from ...algebra.dims import show
 from ...algebra.errors import Refusal
-from ...algebra.graph import Value
 from .context import Node, Unsupported
 from .registry import Argument, Tensors, schema_of
 
