@@ -220,7 +220,7 @@ class _Walk:
             ir_version=ir_version(self.opset),
             producer_name="pullback",
         )
-        props = model_metadata(graph, tensors)
+        props = model_metadata(graph, tensors, self.target)
         if self.embed == "all":
             props |= original_metadata(graph)
         helper.set_model_props(emitted.model, props)

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from ...algebra.graph import Graph, Value
 from ...algebra.passes import default as simplified
 from ...algebra.signature import Signature
+from ...algebra.types import DType, TupleType
+from .targets import Target, all_nodes
 from ..restore import EVALUATION, OTHERWISE, carried, packed
 
 __all__ = [
@@ -21,7 +23,7 @@ __all__ = [
 ]
 
 PHASE, SOURCE, PRIMITIVE = "pullback.phase", "pullback.source", "pullback.primitive"
-SIGNATURE = "pullback.signature"
+SIGNATURE, FLAGS = "pullback.signature", "pullback.flags"
 
 
 def source_of(value: Value | None, graph_name: str) -> str:
@@ -41,9 +43,19 @@ def node_metadata(value: Value | None, graph_name: str) -> dict[str, str]:
     }
 
 
-def model_metadata(graph: Graph, tensors: Mapping[str, str]) -> dict[str, str]:
-    """The metadata of the whole; `tensors` maps the model's own tensor names to those in the file."""
-    return {SIGNATURE: Signature.of(graph, tensors).to_json()}
+def model_metadata(graph: Graph, tensors: Mapping[str, str], target: Target) -> dict[str, str]:
+    """The metadata of the whole; `tensors` maps the model's own tensor names to those in the file.
+
+    A dtype that is right only where the compiler is told so adds the flags it needs.
+    """
+    told = {SIGNATURE: Signature.of(graph, tensors).to_json()}
+    flags = [target.flags[d] for d in sorted(_dtypes(graph) & set(target.flags), key=repr)]
+    return {**told, FLAGS: "; ".join(flags)} if flags else told
+
+
+def _dtypes(graph: Graph) -> set[DType]:
+    types = [t for v in all_nodes(graph) for t in (v.type.items if isinstance(v.type, TupleType) else (v.type,))]
+    return {t.dtype for t in types}
 
 
 def original_metadata(graph: Graph) -> dict[str, str]:
