@@ -12,7 +12,7 @@ from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto, TypeProto
 from ...algebra.dims import show
 from ...algebra.errors import Refusal
 from .context import Node, Unsupported
-from .registry import Argument, Tensors, schema_of
+from .registry import OUTSIDE, Argument, Tensors, lookup, schema_of
 
 __all__ = ["body_of", "call", "inlined"]
 
@@ -35,6 +35,17 @@ def inlined(model: ModelProto, name: str) -> onnx.GraphProto:
         return onnx.inliner.inline_local_functions(light, convert_version=True).graph
     except (RuntimeError, ValueError, onnx.checker.ValidationError) as error:
         raise Refusal(f"cannot read {name!r}", [f"its local functions cannot be inlined: {error}"]) from error
+
+
+def unknown(proto: NodeProto, domain: str, opset: int) -> str | None:
+    """Why no operands could make this operator one that is lowered, or None."""
+    if (domain, proto.op_type) == ("", "Constant") or lookup(proto.op_type, domain, opset) is not None:
+        return None
+    if (reason := OUTSIDE.get((domain, proto.op_type))) is not None:
+        return reason
+    schema = schema_of(proto.op_type, domain, opset)
+    known = schema is not None and (schema.function_opset_versions or schema.context_dependent_function_opset_versions)
+    return None if known else f"no lowering for {proto.op_type} at opset {opset}"
 
 
 def body_of(proto: NodeProto, node: Node, arguments: Sequence[Argument]) -> FunctionProto | None:

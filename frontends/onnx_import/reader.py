@@ -44,7 +44,7 @@ from ...algebra.origin import Origin, Source
 from ...algebra.types import TensorType
 from . import functions
 from .context import Node, Reading, Unify, Unsupported, session
-from .registry import OUTSIDE, Argument, Tensors, apply, lookup, schema_of
+from .registry import Argument, Tensors, apply, lookup, schema_of
 from .tensors import constant_of, dtype_of_onnx, external_problems, sparse_constant, type_of
 
 __all__ = ["Nested", "Scope", "load"]
@@ -311,6 +311,8 @@ class Scope:
             with at(Origin(current().origin.phase, Source(name, proto.op_type, domain, opset))):
                 results = self._results(proto, node, [a for a in arguments if not isinstance(a, Poison)])
         except Poisoned:
+            if reason := functions.unknown(proto, domain, opset):  # said as well, so that all are named at once
+                self.reader.blame(f"{where}: {reason}")
             results = (POISON,) * len(proto.output)
         except Unify:
             raise
@@ -332,7 +334,7 @@ class Scope:
             return (self._constant(proto),)
         row = lookup(node.op_type, node.domain, node.opset)
         if row is None:
-            if (reason := OUTSIDE.get((node.domain, node.op_type))) is not None:
+            if reason := functions.unknown(proto, node.domain, node.opset):
                 raise Unsupported(reason)
             body = functions.body_of(proto, node, arguments)
             if body is None:
