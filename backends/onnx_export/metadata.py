@@ -8,8 +8,8 @@ from ...algebra.graph import Graph, Value
 from ...algebra.passes import default as simplified
 from ...algebra.signature import Signature
 from ...algebra.types import DType, TupleType
-from .targets import Target, all_nodes
 from ..restore import EVALUATION, OTHERWISE, carried, packed
+from .targets import Target, all_nodes
 
 __all__ = [
     "PHASE",
