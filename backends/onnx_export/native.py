@@ -187,12 +187,20 @@ def _taps_of_x(x: Value, ct: Value, window: Mapping[str, Any]) -> Value:
 
 
 def _taps_of_both(x: Value, ct: Value, sizes: tuple[int, int]) -> Value:
-    """The same where the steps between windows are 1: taps of the last axis are slices of x, those of the axis before shifts of ct."""
+    """The same where the steps between windows are 1: taps of the last axis are slices of x, those of the axis before shifts of ct.
+
+    The shifts are one gather of rows: row `h` under tap `i` is row `h - i` of ct, zeros beyond its ends. Each slice has a product of its own.
+    """
     rows, columns = sizes
-    slices = [_sliced(x, [3], [k], ct.shape[3:], (1,)) for k in range(columns)]
-    shifts = [p.pad(ct, low=(0, 0, k, 0), high=(0, 0, rows - 1 - k, 0)) for k in range(rows)]
-    total = _summed_products(p.concat(*shifts, axis=1), p.concat(*slices, axis=1))
-    return p.transpose(p.reshape(total, shape=(rows, ct.shape[1], columns, x.shape[1])), perm=(1, 3, 0, 2))
+    n, outs, height, width = ct.shape[0], ct.shape[1], x.shape[2], ct.shape[3]
+    beyond = p.pad(ct, low=(0, 0, rows - 1, 0), high=(0, 0, rows - 1, 0))
+    square = (rows, height)
+    steps = p.broadcast(p.literal(np.arange(rows - 1, -1, -1, dtype=np.int64)), shape=square, axes=(0,))
+    places = p.reshape(p.add(p.broadcast(p.iota(height), shape=square, axes=(1,)), steps), shape=(product(square),))
+    shifts = p.reshape(p.gather(beyond, places, axis=2), shape=(n, product((outs, rows)), height, width))
+    totals = [_summed_products(shifts, _sliced(x, [3], [k], (width,), (1,))) for k in range(columns)]
+    parted = [p.reshape(t, shape=(1, outs, rows, x.shape[1])) for t in totals]
+    return p.transpose(p.concat(*parted, axis=0), perm=(1, 3, 2, 0))
 
 
 def _summed_products(a: Value, b: Value) -> Value:
