@@ -12,13 +12,20 @@ from ....algebra import primitives as p
 from ....algebra.dims import Dim, equal, product, simplest
 from ....algebra.errors import DimError, InconclusiveDim
 from ....algebra.graph import Value
-from ....algebra.types import bool_, f32, i32, i64
+from ....algebra.types import bool_, f32, i32, i64, u64
 from ..context import Node, Unsupported, reading, require_equal, require_same_shape
 from ..registry import Gradient, Static, known, lowers
 from .math import axis_of
 from .shape import dims_of, joined
 
 # ---- places --------------------------------------------------------------------------------------------------------------------------------
+
+
+def sortable(x: Value) -> Value:
+    """Numbers in the same order that runtimes can sort: of uint64, of which they cannot, int64 with the sign bit turned."""
+    if x.dtype is not u64:
+        return x
+    return p.cast(p.bit_xor(x, p.number(1 << 63, x)), dtype=i64)
 
 
 def plain_known(x: Value) -> np.ndarray | None:
@@ -381,7 +388,7 @@ def unique(x: Value, *, axis: int | None = None, sorted: int = 1, node: Node) ->
         raise Unsupported(f"slices of {rest} elements are compared, at most {LARGEST_ROW} can be")
     perm = (a, *(i for i in range(source.rank) if i != a))
     rows = p.reshape(p.transpose(source, perm=perm), shape=(count, rest))
-    rows = c.as_number(rows, i32) if rows.dtype is bool_ else rows
+    rows = c.as_number(rows, i32) if rows.dtype is bool_ else sortable(rows)
     order = p.iota(count)
     for j in reversed(range(rest)):  # stable sorts by one column after the other, the first one last
         column = p.reshape(p.slice(rows, start=(0, j), limit=(count, j + 1)), shape=(count,))

@@ -9,7 +9,7 @@ from ....algebra import primitives as p
 from ....algebra.graph import Value
 from ....algebra.types import bool_, f64, i32
 from ..registry import Gradient, Static, lowers
-from .index import at_places
+from .index import at_places, sortable
 from .math import axis_of
 from .shape import axes_of, dims_of
 
@@ -108,7 +108,7 @@ def _downward(x: Value) -> Value:
 
 
 def _place(x: Value, axis: int, keepdims: int, last: int) -> Value:
-    a = axis_of(axis, x.rank)
+    a, x = axis_of(axis, x.rank), sortable(x)
     if last:
         at = p.argmax(p.reverse(x, axes=(a,)), axis=a)
         end = p.broadcast(p.dim(x.shape[a] - 1), shape=at.shape, axes=())
@@ -134,7 +134,7 @@ def top(x: Value, k: object, axis: int, largest: int) -> tuple[Value, Value]:
     """The k largest (smallest) along an axis, in order, and their places; of equal ones the first."""
     a = axis_of(axis, x.rank)
     (count,) = dims_of(k)
-    order = p.argsort(x, axis=a, descending=bool(largest))
+    order = p.argsort(sortable(x), axis=a, descending=bool(largest))
     limit = tuple(count if i == a else d for i, d in enumerate(x.shape))
     places = order if limit == x.shape else p.slice(order, start=(0,) * x.rank, limit=limit)
     return at_places(x, places, a), places
