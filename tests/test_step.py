@@ -362,7 +362,8 @@ def normalised(dtype: DType = f64) -> Graph:
         d = passing(a)
         y = dense(d, w2)
     data = weights(dtype, w=(5, 6), w2=(6, 3))
-    data |= {n: Constant(np.full(6, k, dtype.numpy)) for n, k in (("bn.weight", 1.1), ("bn.bias", 0.2), ("bn.running_mean", 0), ("bn.running_var", 1))}  # fmt: skip
+    first = {"bn.weight": 1.1, "bn.bias": 0.2, "bn.running_mean": 0, "bn.running_var": 1}
+    data |= {n: Constant(np.full(6, k, dtype.numpy)) for n, k in first.items()}
     records = {
         "batch_norms": (BatchNorm("bn1", "h", "bn.weight", "bn.bias", "bn.running_mean", "bn.running_var", "bn", 1e-5, float(np.float32(0.9))),),
         "dropouts": (Dropout("drop", "a", "d", 0.25),),
