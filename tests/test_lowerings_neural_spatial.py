@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lowered import check, gradients, model_of, run
+from lowered import check, gradients, model_of, run, text_model
 from numerics import check_pullback
 from pullback.algebra.errors import Refusal
 from pullback.algebra.evaluate import evaluate
@@ -379,6 +379,49 @@ def test_resize_is_interpolation_of_pytorch(op: str, sizes: tuple[int, int]) -> 
     graph = load(model_of("Resize", resize(x, sizes=[1, 2, *sizes]), fixed=["sizes"], **ours))
     np.testing.assert_allclose(evaluate(graph, {"x": x})["y"], y.detach().numpy(), rtol=1e-6, atol=1e-9)
     np.testing.assert_allclose(gradients(graph, {"x": x})["x"], t.grad.numpy(), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+@pytest.mark.parametrize("coordinates", ["half_pixel", "pytorch_half_pixel", "asymmetric"])
+def test_resize_by_scales_is_that_of_onnxruntime(mode: str, coordinates: str) -> None:
+    rounding = (
+        ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"] if mode == "nearest" else ["round_prefer_floor"]
+    )
+    for scales, nearest in itertools.product(
+        ([2, 2], [0.5, 0.5], [1.5, 2.5], [0.6, 0.7], [0.3, 3], [1 / 3, 1.2]), rounding
+    ):
+        inputs = resize(normal(1, 1, 5, 6).astype(np.float32), [1, 1, *scales])
+        model = model_of(
+            "Resize",
+            inputs,
+            fixed=["scales"],
+            opset=19,
+            mode=mode,
+            coordinate_transformation_mode=coordinates,
+            nearest_mode=nearest,
+        )
+        feeds = {"x": inputs["x"]}
+        np.testing.assert_allclose(
+            evaluate(load(model), feeds)["y"], by_onnxruntime(model, feeds)[0], rtol=1e-4, atol=1e-5
+        )
+
+
+def test_resize_to_the_size_of_another_tensor_keeps_its_symbols() -> None:
+    model = text_model(
+        """model (float[1, 2, H, W] x) => (float[1, 2, I, J] y) <int64[1] two = {2}, int64[1] start = {2}, int64[1] end = {4}, int64[2] lead = {1, 2}> {
+             shape = Shape(x)
+             part = Slice(shape, start, end)
+             more = Mul(part, two)
+             sizes = Concat<axis = 0>(lead, more)
+             y = Resize<mode = "nearest">(x, , , sizes)
+           }""",
+        opset=13,
+    )
+    graph = load(model)
+    assert graph["y"].shape[2:] == tuple(2 * d for d in graph["x"].shape[2:])
+    x = normal(1, 2, 3, 4)
+    np.testing.assert_array_equal(evaluate(graph, {"x": x})["y"], x.astype(np.float32).repeat(2, 2).repeat(2, 3))
+    assert "gather" not in {v.primitive.name for v in graph.nodes}
 
 
 def test_growing_by_whole_factors_repeats_and_gathers_nothing() -> None:

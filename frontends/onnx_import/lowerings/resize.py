@@ -258,14 +258,20 @@ def scaled_size(old: Dim, scale: Any) -> Dim:
         if not (size.is_Integer or size.is_polynomial()):
             raise Unsupported(f"the scale {scale} gives no whole size; give sizes instead")
         return simplest(size)
-    factor = float(scale)
-    if isinstance(old, int):
-        return math.floor(factor * old)
-    ratio = Fraction(factor)
-    near = ratio.limit_denominator(64)
-    if float(np.float32(near.numerator / near.denominator)) == factor:
-        ratio = near  # 1/3 as float32 holds it is meant to be a third
+    ratio = meant(scale)
     return floordiv(simplest(old * ratio.numerator), ratio.denominator)
+
+
+def meant(scale: float | Fraction) -> Fraction:
+    """The number that a float32 was written for: a ratio of small numbers that rounds to it, else its shortest decimal.
+
+    Runtimes compute places in float32, where 1.5 / 0.6 is 2.5; in double with what float32 holds of 0.6 it would fall short of it.
+    """
+    if isinstance(scale, Fraction):
+        return scale
+    near = Fraction(float(scale)).limit_denominator(64)
+    held = np.float32(scale)
+    return near if np.float32(near.numerator / near.denominator) == held else Fraction(str(held))
 
 
 def scalar_of(number: Any) -> Value:
@@ -273,7 +279,7 @@ def scalar_of(number: Any) -> Value:
     if isinstance(number, sympy.Expr):
         above, below = sympy.together(number).as_numer_denom()
         return p.div(*(p.cast(p.dim(simplest(v)), dtype=f64) for v in (above, below)))
-    return p.literal(float(number), f64)
+    return p.literal(float(meant(number)), f64)
 
 
 def as_double(d: Dim) -> Value:
@@ -292,9 +298,9 @@ def kept_ratio(x: Value, axes: Sequence[int], sizes: list[Any], policy: str) -> 
     olds = [x.shape[a] for a in axes]
     if not all(isinstance(n, int) for n in (*olds, *sizes)):
         raise Unsupported(f"keep_aspect_ratio_policy={policy!r} needs static sizes; bind them with dims")
-    ratios = [s / d for s, d in zip(sizes, olds, strict=True)]
+    ratios = [Fraction(s, d) for s, d in zip(sizes, olds, strict=True)]
     scale = min(ratios) if policy == "not_larger" else max(ratios)
-    return [int(scale * d + 0.5) for d in olds], [scale] * len(olds)
+    return [math.floor(scale * d + Fraction(1, 2)) for d in olds], [scale] * len(olds)
 
 
 def crops(roi: Value | None, count: int) -> list[tuple[Value, Value] | None]:
