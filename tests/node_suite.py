@@ -162,7 +162,7 @@ def _plain(values: Sequence[Any]) -> list[Any]:
     return out
 
 
-# ---- a case made into one of tensors ----------------------------------------------------------------------------------------------------------
+# ---- a case made into one of tensors ---------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -284,7 +284,7 @@ def axes_of(case: Plain) -> list[tuple[str, int]]:
     return [(n, i) for n, a in case.feeds.items() for i, d in enumerate(a.shape) if d > 1]
 
 
-# ---- running -----------------------------------------------------------------------------------------------------------------------------------
+# ---- running ---------------------------------------------------------------------------------------------------------
 
 
 def _run_numpy(graph: Graph, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -32,7 +32,7 @@ def apart(*shapes: tuple[int, ...]) -> list[np.ndarray]:
 
 KNOWN = pytest.mark.parametrize("known", [True, False], ids=["known", "data"])
 
-# ---- reading --------------------------------------------------------------------------------------------------------------------------------
+# ---- reading ---------------------------------------------------------------------------------------------------------
 
 
 @KNOWN
@@ -93,7 +93,7 @@ def test_a_repeated_index_adds_its_gradients_up() -> None:
     assert found.tolist() == [[3, 3], [0, 0], [1, 1]]
 
 
-# ---- writing --------------------------------------------------------------------------------------------------------------------------------
+# ---- writing ---------------------------------------------------------------------------------------------------------
 
 REDUCTIONS = ["none", "add", "mul", "max", "min"]
 FUNCTIONS = {"none": lambda a, b: b, "add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
@@ -227,7 +227,7 @@ def test_a_cache_is_written_from_each_samples_place_on(mode: str, given: bool) -
     check("TensorScatter", inputs, mode=mode, orders=1)
 
 
-# ---- classes and orders --------------------------------------------------------------------------------------------------------------------------
+# ---- classes and orders ----------------------------------------------------------------------------------------------
 
 
 @KNOWN
@@ -266,6 +266,18 @@ def test_the_largest_few_are_the_same_in_every_version(opset: int, largest: int,
     values, at = run("TopK", inputs, opset=opset, axis=axis, outputs=2, **options)
     np.testing.assert_array_equal(at, places)
     np.testing.assert_array_equal(values, np.take_along_axis(x, places, axis))
+
+
+@pytest.mark.parametrize("dtype", [np.uint64, np.uint32, np.int64, np.int8])
+@pytest.mark.parametrize("largest", [0, 1])
+def test_the_largest_few_integers_are_exact(dtype: type, largest: int) -> None:
+    top = int(np.iinfo(dtype).max)
+    x = np.array([top, 0, top - 1, 5, int(np.iinfo(dtype).min), top], dtype)
+    values, at = run("TopK", {"x": x, "k": ints(3)}, fixed=("k",), outputs=2, largest=largest)
+    order = sorted(range(6), key=lambda i: (-int(x[i]) if largest else int(x[i]), i))[:3]
+    assert at.tolist() == order
+    assert values.tolist() == x[order].tolist()
+    assert run("ArgMax", {"x": x}, keepdims=0).tolist() == 0
 
 
 def test_the_gradient_of_the_largest_few_goes_to_the_elements_chosen() -> None:
@@ -376,7 +388,7 @@ def test_boxes_that_overlap_a_better_one_are_left_out() -> None:
     assert run("NonMaxSuppression", {"b": boxes, "s": scores}).shape == (0, 3)  # at most 0 unless told otherwise
 
 
-# ---- sequences -----------------------------------------------------------------------------------------------------------------------------------
+# ---- sequences -------------------------------------------------------------------------------------------------------
 
 SEQUENCES = {
     "built and taken apart": ("s = SequenceConstruct(x, z)  y = SequenceAt(s, one)", lambda x, z: z),

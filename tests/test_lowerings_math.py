@@ -29,7 +29,7 @@ def ints(*values: int) -> np.ndarray:
 SCALAR = ints(0).reshape(())
 
 
-# ---- functions of one number ---------------------------------------------------------------------------------------------------------------
+# ---- functions of one number -----------------------------------------------------------------------------------------
 
 DOMAINS: dict[str, tuple[float, float]] = {
     "Abs": (0.2, 2), "Acos": (-0.8, 0.8), "Acosh": (1.5, 3), "Asin": (-0.8, 0.8), "Asinh": (-2, 2), "Atan": (-2, 2), "Atanh": (-0.8, 0.8),
@@ -75,7 +75,7 @@ def test_kinks_have_their_documented_derivative(op: str, inputs: dict[str, Any],
     np.testing.assert_allclose(gradients(graph, {"x": KINKS}, ["x"])["x"], expected, rtol=1e-5)
 
 
-# ---- arithmetic ------------------------------------------------------------------------------------------------------------------------------
+# ---- arithmetic ------------------------------------------------------------------------------------------------------
 
 PAIRS = [((2, 3), (2, 3)), ((2, 3), (3,)), ((2, 1), (1, 3)), ((), (2, 3)), ((2, 1, 3), (4, 1)), ((0, 3), (3,))]
 
@@ -155,7 +155,7 @@ def test_integer_division_goes_toward_zero(dtype: type) -> None:
     assert run("Div", {"a": a, "b": b}).tolist() == expected
 
 
-# ---- bounds ----------------------------------------------------------------------------------------------------------------------------------
+# ---- bounds ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("opset", [6, 7, 10, 11, 12, 13, 28])
@@ -198,7 +198,7 @@ def test_clip_lets_nan_through() -> None:
     assert np.isnan(run("Clip", {"x": np.array([np.nan]), "low": np.array(0.0), "high": np.array(1.0)})).all()
 
 
-# ---- products --------------------------------------------------------------------------------------------------------------------------------
+# ---- products --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ def test_a_tied_weight_has_one_gradient() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
-# ---- determinant -----------------------------------------------------------------------------------------------------------------------------
+# ---- determinant -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n", range(7))
@@ -323,7 +323,7 @@ def test_determinant_of_symbolic_size_is_refused() -> None:
         load(model_of("Det", {"x": between(0, 1, 3, 3)}, symbols=True))
 
 
-# ---- running sums and products -----------------------------------------------------------------------------------------------------------------
+# ---- running sums and products ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("op", ["CumSum", "CumProd"])
@@ -352,7 +352,7 @@ def test_running_sums_and_products_of_nothing_are_nothing(op: str, exclusive: in
     assert run(op, {"x": np.zeros((0, 2)), "axis": SCALAR}, fixed=("axis",), exclusive=exclusive).shape == (0, 2)
 
 
-# ---- reductions --------------------------------------------------------------------------------------------------------------------------------
+# ---- reductions ------------------------------------------------------------------------------------------------------
 
 REDUCTIONS = [
     "ReduceSum",
@@ -493,7 +493,7 @@ def test_places_of_extremes_are_the_first_or_the_last(op: str, dtype: type, last
     assert found.ndim == 1 + keepdims
 
 
-# ---- casts and tests of a number -----------------------------------------------------------------------------------------------------------------
+# ---- casts and tests of a number -------------------------------------------------------------------------------------
 
 
 def test_casts_between_floats_pass_the_gradient_and_others_none() -> None:
@@ -543,7 +543,7 @@ def test_operators_of_bits_broadcast(op: str) -> None:
     np.testing.assert_array_equal(run(op, {"a": a, "b": b}, **attributes), functions[op](a, b))
 
 
-# ---- dtypes and old versions ----------------------------------------------------------------------------------------------------------------------
+# ---- dtypes and old versions -----------------------------------------------------------------------------------------
 
 ONE_DTYPE = [
     "Abs",
@@ -596,7 +596,7 @@ def test_old_broadcasting_places_the_second_operand_at_an_axis(op: str, b: tuple
     np.testing.assert_allclose(run(op, {"a": x, "b": y}, opset=6, broadcast=1, **attributes), functions[op](x, placed))
 
 
-# ---- against PyTorch --------------------------------------------------------------------------------------------------------------------------
+# ---- against PyTorch -------------------------------------------------------------------------------------------------
 
 
 def test_special_points_have_the_gradients_of_pytorch() -> None:

@@ -32,7 +32,7 @@ def shape_of(graph: Graph, name: str = "y") -> str:
     return show_shape(graph.outputs[name].shape)
 
 
-# ---- the same elements under another shape ---------------------------------------------------------------------------------------------------
+# ---- the same elements under another shape ---------------------------------------------------------------------------
 
 RESHAPES = [
     ((2, 3, 4), (4, 2, 3), 0), ((2, 3, 4), (24,), 0), ((2, 3, 4), (-1,), 0), ((2, 3, 4), (0, -1), 0), ((2, 3, 4), (0, 0, 2, -1), 0),
@@ -168,7 +168,7 @@ def test_blocks_of_space_and_channels_agree_with_differences(op: str) -> None:
         check(op, {"x": numbers(2, 8, 4, 6)}, blocksize=2, orders=1, **({} if mode is None else {"mode": mode}))
 
 
-# ---- repetition -------------------------------------------------------------------------------------------------------------------------------
+# ---- repetition ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_tile_of_the_first_version_repeats_one_axis() -> None:
     np.testing.assert_array_equal(found, np.tile(x, (1, 2)))
 
 
-# ---- pieces -----------------------------------------------------------------------------------------------------------------------------------
+# ---- pieces ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("opset", [1, 3, 4, 7, 11, 13, 28])
@@ -313,15 +313,17 @@ def test_a_vector_output_takes_its_cotangent() -> None:
         ("g (float[N, S] x) => (float y) <int64[1] s = {1}, int64[1] e = {9223372036854775807}, int64[1] a = {1}> { y = Slice(x, s, e, a) }", "[N, S - 1]"),
         ("g (float[N, S] x) => (float y) <int64[1] s = {-1}, int64[1] e = {9223372036854775807}, int64[1] a = {1}> { y = Slice(x, s, e, a) }", "[N, 1]"),
         ("g (float[N, S] x) => (float y) <int64[1] s = {0}, int64[1] e = {-1}, int64[1] a = {1}> { y = Slice(x, s, e, a) }", "[N, S - 1]"),
-        ("g (float[N, S] x, float[N, T] z) => (float y) <int64[1] s = {0}, int64[1] a = {1}, int64 one = {1}, int64[1] ax = {0}> { h = Shape(z)  t = Gather(h, one)  e = Unsqueeze(t, ax)  y = Slice(x, s, e, a) }", "[N, min(S, T)]"),
-        ("g (float[N, 8] x) => (float y) <int64[1] s = {-1}, int64[1] e = {-9223372036854775807}, int64[1] a = {0}, int64[1] k = {-1}> { y = Slice(x, s, e, a, k) }", "[N, 8]"),
+        ("""g (float[N, S] x, float[N, T] z) => (float y) <int64[1] s = {0}, int64[1] a = {1}, int64 one = {1}, int64[1] ax = {0}> {
+            h = Shape(z)  t = Gather(h, one)  e = Unsqueeze(t, ax)  y = Slice(x, s, e, a) }""", "[N, min(S, T)]"),
+        ("""g (float[N, 8] x) => (float y) <int64[1] s = {-1}, int64[1] e = {-9223372036854775807}, int64[1] a = {0}, int64[1] k = {-1}> {
+            y = Slice(x, s, e, a, k) }""", "[N, 8]"),
     ],
 )  # fmt: skip
 def test_slices_of_symbols_have_exact_sizes(text: str, expected: str) -> None:
     assert shape_of(load(text_model(text))) == expected
 
 
-# ---- padding ------------------------------------------------------------------------------------------------------------------------------------
+# ---- padding ---------------------------------------------------------------------------------------------------------
 
 PADS = [(0, 1, 0, 2), (1, 0, 1, 0), (1, 3, 0, 2), (0, -1, 0, 2), (-1, 2, 1, -2), (0, 0, 0, 0)]
 
@@ -417,7 +419,7 @@ def test_columns_become_an_image_as_the_transpose_of_taking_them(
     check("Col2Im", inputs, fixed=("i", "b"), orders=1, **options)
 
 
-# ---- tensors made of nothing ---------------------------------------------------------------------------------------------------------------------
+# ---- tensors made of nothing -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -488,7 +490,7 @@ def test_constants_of_a_symbolic_shape_need_no_data() -> None:
     np.testing.assert_array_equal(evaluate(graph, {"x": np.ones((4, 3), np.float32)})["y"], np.full((4, 3), 2))
 
 
-# ---- exporters' shape code ------------------------------------------------------------------------------------------------------------------------
+# ---- exporters' shape code -------------------------------------------------------------------------------------------
 
 EXPORTED = {
     "upsampled by a factor": (
@@ -523,7 +525,8 @@ EXPORTED = {
         "[B, S, 16]",
     ),
     "windows of an image": (
-        """g (float[B, H, W, 8] x) => (float y) <int64 zero = {0}, int64 i1 = {1}, int64 i2 = {2}, int64 seven = {7}, int64[1] ax = {0}, int64[1] s7 = {7}, int64[1] c = {8}> {
+        """g (float[B, H, W, 8] x) => (float y) <int64 zero = {0}, int64 i1 = {1}, int64 i2 = {2}, int64 seven = {7},
+           int64[1] ax = {0}, int64[1] s7 = {7}, int64[1] c = {8}> {
            s = Shape(x)  b = Gather(s, zero)  h = Gather(s, i1)  w = Gather(s, i2)  hq = Div(h, seven)  wq = Div(w, seven)
            b1 = Unsqueeze(b, ax)  h1 = Unsqueeze(hq, ax)  w1 = Unsqueeze(wq, ax)  v = Concat<axis = 0>(b1, h1, s7, w1, s7, c)  y = Reshape(x, v) }""",
         "[B, H//7, 7, W//7, 7, 8]",

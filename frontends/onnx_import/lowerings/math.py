@@ -21,7 +21,7 @@ from ..tensors import dtype_of_onnx
 
 STEP = "its steps are flat"
 
-# ---- functions of one number -------------------------------------------------------------------------------------------------------------
+# ---- functions of one number -----------------------------------------------------------------------------------------
 
 
 def tan(x: Value) -> Value:
@@ -48,7 +48,7 @@ def identity(input: Value | Tensors) -> Value | Tensors:
     return input
 
 
-# ---- arithmetic of two -------------------------------------------------------------------------------------------------------------------
+# ---- arithmetic of two -----------------------------------------------------------------------------------------------
 
 
 @lowers("Add", since=7)
@@ -147,7 +147,7 @@ def _not_negative(*xs: Value) -> bool:
                                      for e in a.ravel()) for a in arrays)  # fmt: skip
 
 
-# ---- arithmetic of many ------------------------------------------------------------------------------------------------------------------
+# ---- arithmetic of many ----------------------------------------------------------------------------------------------
 
 
 def _extreme(two: Callable[[Value, Value], Value], many: Callable[..., Value], xs: tuple[Value, ...]) -> Value:
@@ -186,7 +186,7 @@ def mean(*data_0: Value) -> Value:
     return p.div(total, p.number(len(data_0), total))
 
 
-# ---- bounds ------------------------------------------------------------------------------------------------------------------------------
+# ---- bounds ----------------------------------------------------------------------------------------------------------
 
 
 def _clip(x: Value, low: Value | None, high: Value | None) -> Value:
@@ -214,7 +214,7 @@ def clip_1(input: Value, *, min: float | None = None, max: float | None = None) 
     return _clip(input, low, high)
 
 
-# ---- tests of a number -------------------------------------------------------------------------------------------------------------------
+# ---- tests of a number -----------------------------------------------------------------------------------------------
 
 
 @lowers("IsNaN", gradient=Gradient.INDEX, reason="bool")
@@ -233,7 +233,7 @@ def is_inf(x: Value, *, detect_negative: int = 1, detect_positive: int = 1) -> V
     return p.equal(x, p.number(math.inf if detect_positive else -math.inf, x))
 
 
-# ---- matrix products ---------------------------------------------------------------------------------------------------------------------
+# ---- matrix products -------------------------------------------------------------------------------------------------
 
 
 def contract(operands: Sequence[Value], labels: Sequence[Sequence[str]], output: Sequence[str]) -> Value:
@@ -378,7 +378,7 @@ def _scaled(x: Value, factor: float) -> Value:
     return c.scale(x, factor)
 
 
-# ---- determinant -------------------------------------------------------------------------------------------------------------------------
+# ---- determinant -----------------------------------------------------------------------------------------------------
 
 
 @lowers("Det")
@@ -469,7 +469,7 @@ def _eliminated(x: Value, n: int) -> tuple[Value, Value]:
     return p.select(odd, p.neg(pivot), pivot), rest
 
 
-# ---- running sums and products -----------------------------------------------------------------------------------------------------------
+# ---- running sums and products ---------------------------------------------------------------------------------------
 
 
 def axis_of(axis: Static | int, rank: int) -> int:
@@ -527,7 +527,7 @@ def running_product(x: Value, axis: int) -> Value:
     return p.reduce_prod(p.select(p.less_equal(before, own), rows, p.number(1, rows)), axes=(axis + 1,))
 
 
-# ---- casts -------------------------------------------------------------------------------------------------------------------------------
+# ---- casts -----------------------------------------------------------------------------------------------------------
 
 
 def cast_to(x: Value, dtype: DType, saturate: int = 1, round_mode: str = "up") -> Value:
@@ -603,7 +603,7 @@ def cast_like(input: Value, target_type: Value, *, saturate: int = 1, round_mode
     return cast_to(input, target_type.dtype, saturate, round_mode)
 
 
-# ---- bits --------------------------------------------------------------------------------------------------------------------------------
+# ---- bits ------------------------------------------------------------------------------------------------------------
 
 DISCRETE = "integers"
 

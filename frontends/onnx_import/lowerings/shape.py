@@ -38,7 +38,7 @@ from .math import axis_of, cast_to
 Ints = tuple[int, ...]
 SIZE = "a size, not a number of the model"
 
-# ---- what lowerings of shapes share --------------------------------------------------------------------------------------------------------
+# ---- what lowerings of shapes share ----------------------------------------------------------------------------------
 
 
 def dims_of(array: Any) -> list[Dim]:
@@ -79,7 +79,7 @@ def is_negative(d: Dim, what: str) -> bool:
         return False
 
 
-# ---- shapes as numbers -----------------------------------------------------------------------------------------------------------------------
+# ---- shapes as numbers -----------------------------------------------------------------------------------------------
 
 
 @lowers("Shape", gradient=Gradient.INDEX, reason=SIZE)
@@ -94,7 +94,7 @@ def size(data: Value) -> Value:
     return p.dim(product(data.shape))
 
 
-# ---- the same elements under another shape -----------------------------------------------------------------------------------------------------
+# ---- the same elements under another shape ---------------------------------------------------------------------------
 
 
 def reshaped(x: Value, wanted: Sequence[Dim], allowzero: int = 0) -> Value:
@@ -227,7 +227,7 @@ def space_to_depth(input: Value, *, blocksize: int, mode: str = "DCR") -> Value:
     return _rearranged(input, (n, depth, rows, b, columns, b), perm, outer)
 
 
-# ---- repetition ------------------------------------------------------------------------------------------------------------------------------
+# ---- repetition ------------------------------------------------------------------------------------------------------
 
 
 @lowers("Expand")
@@ -266,7 +266,7 @@ def tile_1(input: Value, tiles: Static, axis: Static) -> Value:
     return _tiled(input, repeats)
 
 
-# ---- pieces ------------------------------------------------------------------------------------------------------------------------------------
+# ---- pieces ----------------------------------------------------------------------------------------------------------
 
 
 def joined(xs: Sequence[Value], axis: int) -> Value:
@@ -424,7 +424,7 @@ def slice_1(data: Value, *, starts: Ints, ends: Ints, axes: Ints | None = None) 
     return sliced(data, list(starts), list(ends), along, [1] * len(starts))
 
 
-# ---- padding -------------------------------------------------------------------------------------------------------------------------------------
+# ---- padding ---------------------------------------------------------------------------------------------------------
 
 
 def padded(x: Value, low: Sequence[Dim], high: Sequence[Dim], mode: str, fill: Value | float = 0) -> Value:
@@ -600,7 +600,7 @@ def col2im(input: Value, image_shape: Static, block_shape: Static, *, dilations:
     return p.slice(whole, start=start, limit=(n, channels, *(simplest(amounts[i] + d) for i, d in enumerate(image))))
 
 
-# ---- tensors made of nothing ---------------------------------------------------------------------------------------------------------------------
+# ---- tensors made of nothing -----------------------------------------------------------------------------------------
 
 
 @lowers("ConstantOfShape", gradient=Gradient.PIECEWISE, reason="a constant")
