@@ -11,14 +11,13 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from safetensors.numpy import load_file
-
 from pullback.algebra import primitives as p
 from pullback.algebra.dims import dim
 from pullback.algebra.errors import Refusal
 from pullback.algebra.graph import Constant, Graph, building
 from pullback.algebra.types import DTYPES, DType, bf16, f32, i4, tensor
 from pullback.backends.onnx_export import save, to_onnx, writer
+from safetensors.numpy import load_file
 
 N = dim("N")
 
@@ -109,7 +108,8 @@ def test_every_dtype_of_safetensors_is_written(tmp_path: Path, name: str) -> Non
         assert (tmp_path / "t.safetensors").stat().st_size > 7
         return  # the reader of safetensors for numpy has no 8-bit floats
     held = load_file(tmp_path / "t.safetensors")
-    assert held["a"].dtype == dtype.numpy and held["é"].shape == ()
+    assert held["a"].dtype == dtype.numpy
+    assert held["é"].shape == ()
     np.testing.assert_array_equal(held["a"], array)
 
 
@@ -153,7 +153,8 @@ def test_a_refusal_names_everything_and_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(Refusal) as found:
         save(graph, tmp_path / "m.onnx", target="onnx-mlir")
     assert len(found.value.reasons) == 2
-    assert "bfloat16" in str(found.value) and "unsigned" in str(found.value)
+    assert "bfloat16" in str(found.value)
+    assert "unsigned" in str(found.value)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -95,8 +95,8 @@ def _ambiguous_reshape(node: onnx.NodeProto, scope: Scope) -> bool:
 
 
 def _backward_scan(node: onnx.NodeProto, scope: Scope) -> bool:
-    directions = (_attribute(node, f"scan_{end}_directions", []) for end in ("input", "output"))
-    return node.op_type == "Scan" and any(any(d) for d in directions)  # type: ignore[call-overload]
+    directions = (_attribute(node, f"scan_{end}_directions") for end in ("input", "output"))
+    return node.op_type == "Scan" and any(isinstance(d, list) and any(d) for d in directions)
 
 
 def _bfloat16(node: onnx.NodeProto, scope: Scope) -> bool:

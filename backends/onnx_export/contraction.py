@@ -157,7 +157,7 @@ def _multiplied(ops: Ops, left: Side, right: Side, order: Sequence[Label]) -> Te
         tensor = side.arranged(ops, present)
         first = order.index(present[0]) if present else len(order)
         placed.append(ops.unsqueeze(tensor, [i for i, k in enumerate(order[first:]) if k not in side.labels]))
-    return ops.binary("Mul", *placed)
+    return ops.binary("Mul", placed[0], placed[1])
 
 
 def _inner_product(
@@ -285,7 +285,7 @@ def _reduce(op: str) -> Callable[[Emission, Value], View]:
         if repeated and (op == "ReduceProd" or any(d == 0 for d in x.shape if isinstance(d, int))):
             x, repeated = e.expanded(x, repeated), []
         kept = [a for a in x.order if a not in axes]
-        tensor = e.ops.reduce(op, x.tensor, sorted(x.places[a] for a in axes if x.places[a] is not None))  # type: ignore[type-var]
+        tensor = e.ops.reduce(op, x.tensor, sorted(x.places[a] for a in axes if x.places[a] is not None))
         if op == "ReduceSum" and repeated:
             tensor = e.ops.scaled(tensor, product([x.shape[a] for a in repeated]))
         left = p.kept_axes(len(x.shape), axes)

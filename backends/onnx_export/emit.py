@@ -177,20 +177,19 @@ class _Walk:
         for op in ops:
             op.name = nodes.unique(_stem(op, self.graph.name))
             label = op.type.lower() if op.serves is None else labels.get(op.serves, op.serves.primitive.name)
-            for t in op.outputs:
-                if not t.name:
-                    t.name = names.unique(f"{label}_{op.type.lower()}")
-            for t in op.inputs:
-                if t is not None and not t.name and t.constant is not None:
-                    t.name = names.unique(_constant_name(t))
+            for output in op.outputs:
+                output.name = output.name or names.unique(f"{label}_{op.type.lower()}")
+            for read in op.inputs:
+                if read is not None and not read.name and read.constant is not None:
+                    read.name = names.unique(_constant_name(read))
             for body in op.bodies.values():
                 inner = body.graph.labels()
-                for t, v in zip(
-                    body.inputs, (None, None, *body.graph.inputs) if op.type == "Loop" else body.graph.inputs
-                ):
-                    t.name = names.unique(f"{label}_{inner[v] if v is not None else 'loop'}")
-                for t in body.inputs:
-                    t.name = t.name or names.unique(f"{label}_place")
+                for i, t in enumerate(
+                    body.inputs
+                ):  # a Loop passes its counter and condition first, a Scan may pass a mere place
+                    at = i - 2 if op.type == "Loop" else i
+                    given = inner[body.graph.inputs[at]] if 0 <= at < len(body.graph.inputs) else "place"
+                    t.name = names.unique(f"{label}_{given}")
                 self._name_rest(body.ops, {v: f"{label}_{text}" for v, text in inner.items()}, names, nodes)
 
     # ---- protos ----

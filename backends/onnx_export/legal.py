@@ -12,6 +12,8 @@ from .program import Op
 
 __all__ = ["illegal"]
 
+LATEST = onnx.defs.onnx_opset_version()
+
 
 def illegal(ops: Sequence[Op], opset: int) -> Iterator[str]:
     """What the opset does not have: an operator, or an operator of a dtype."""
@@ -23,10 +25,12 @@ def illegal(ops: Sequence[Op], opset: int) -> Iterator[str]:
             if taken is None:
                 yield f"{_where(op)}: opset {opset} has no {op.type}"
             elif _type_name(t.dtype) not in taken:
-                first = next((o for o in range(opset + 1, onnx.defs.onnx_opset_version() + 1) if _type_name(t.dtype) in (_taken(op.type, i, o) or ())), None)  # fmt: skip
-                yield f"{_where(op)}: {op.type} takes no {t.dtype} in opset {opset}" + (
-                    f", but from {first} on" if first else ""
+                first = next(
+                    (o for o in range(opset + 1, LATEST + 1) if _type_name(t.dtype) in (_taken(op.type, i, o) or ())),
+                    None,
                 )
+                later = f", but from {first} on" if first else ""
+                yield f"{_where(op)}: {op.type} takes no {t.dtype} in opset {opset}{later}"
         for body in op.bodies.values():
             yield from illegal(body.ops, opset)
 

@@ -149,7 +149,7 @@ class Ops:
 
     def _target_shape(self, before: Shape, shape: Shape) -> Tensor:
         if is_static(shape):
-            return self.constant(ints(shape))  # type: ignore[arg-type]
+            return self.constant(ints(shape))
         if 0 not in shape:
             unknown = [i for i, d in enumerate(shape) if not isinstance(d, int)]
             moved = [i for i in unknown if not (i < len(before) and same(before[i], shape[i]))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...algebra.dims import Dim, Shape, is_one, is_zero, product, simplest
+from ...algebra.dims import Shape, is_one, is_zero, product, simplest
 from ...algebra.graph import Value
 from ...algebra.types import TupleType
 from .emission import Emission
@@ -120,7 +120,8 @@ def _concat(e: Emission, v: Value) -> View:
 
 
 def _item(e: Emission, v: Value) -> View:
-    return e.results[id(v.operands[0])][v.params["index"]]
+    index: int = v.params["index"]
+    return e.results[id(v.operands[0])][index]
 
 
 def _raised(e: Emission, v: Value) -> View | tuple[View, ...]:

@@ -185,8 +185,7 @@ def _added(ops: Ops, x: Tensor, place: int, tap: int, size: int, stride: int, di
     none = ops.expand(ops.number(0, x.dtype), filled.shape)
     lined = ops.concat([ops.unsqueeze(none if t is None else t, [at + 1]) for t in phases], at + 1)
     joined = ops.reshape(lined, (*filled.shape[:at], product((length, stride)), *filled.shape[at + 1 :]))
-    result = ops.slice(joined, [at], [0], [extent], [1])
-    return result
+    return ops.slice(joined, [at], [0], [extent], [1])
 
 
 def _scattered(

@@ -133,7 +133,7 @@ def _bytes(constant: Constant) -> memoryview | bytes:
     """The elements in row-major order, not copied where they lie so."""
     if dtype_of(constant.dtype).bits < 8:  # packed
         return bytes(onnx.numpy_helper.from_array(constant.array).raw_data)
-    return memoryview(np.ascontiguousarray(constant.array).reshape(-1).view(np.uint8))
+    return np.ascontiguousarray(constant.array).reshape(-1).view(np.uint8).data
 
 
 def _header(name: str, constant: Constant) -> TensorProto:
