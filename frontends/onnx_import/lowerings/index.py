@@ -190,14 +190,25 @@ def _written_known(data: Value, at: np.ndarray, updates: Value, reduction: str) 
     layers = []
     for plane in planes:
         chosen = updates if plane.size == at.size else p.gather(updates, _literal(plane), axis=0)
-        hit = np.zeros(size, np.bool_)
-        hit[at[plane]] = True
         new = p.scatter_add(chosen, _literal(at[plane]), axis=0, size=size)
         below = data if reduction == "none" else p.full(neutral(reduction, data), data.dtype, data.shape)
-        layers.append(_put(below, p.literal(hit), new))
+        layers.append(_put(below, _hit(at[plane], size), new))
     if reduction == "none":
         return layers[0]
     return _reduce(reduction, p.concat(*(c.unsqueeze(x, (0,)) for x in (data, *layers)), axis=0), 0)
+
+
+LARGEST_MASK = 1 << 16  # a larger one is computed, as it would be stored in the model
+
+
+def _hit(at: np.ndarray, size: int) -> Value:
+    """Which of `size` places are among these."""
+    if size <= LARGEST_MASK:
+        mask = np.zeros(size, np.bool_)
+        mask[at] = True
+        return p.literal(mask)
+    hits = p.scatter_add(p.full(1, f32, at.shape), _literal(at), axis=0, size=size)
+    return c.greater(hits, p.number(0, hits))
 
 
 def _ranks(at: np.ndarray) -> list[np.ndarray]:
