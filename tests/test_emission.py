@@ -62,9 +62,7 @@ def has(graph: Graph, dtype: DType) -> bool:
 
 
 def same(found: np.ndarray, wanted: np.ndarray, what: str) -> None:
-    assert found.shape == wanted.shape and found.dtype == wanted.dtype, (
-        f"{what}: {found.dtype}{found.shape}, not {wanted.dtype}{wanted.shape}"
-    )
+    assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype), what
     low = TOLERANCE.get(wanted.dtype.name, 0)
     if wanted.dtype.kind in "biu":
         np.testing.assert_array_equal(found, wanted, what)
