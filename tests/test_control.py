@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
+import pullback
 import pytest
 from click.testing import CliRunner
 from pullback.algebra import primitives as p
@@ -465,6 +467,28 @@ def test_a_body_must_fit_what_is_around_it() -> None:
         test = p.body_of(lambda h: [h], [("h", TensorType(f32, (3,)))])
         with pytest.raises(PullbackError, match=r"test of a loop 0: bool\[\] is required"):
             p.while_([x], [], test, test)
+
+
+# ---- training --------------------------------------------------------------------------------------------------------------------------
+
+DROPPED = """
+main (float[N, 3] x) => (float[N, 3] y) <float[3] w = {0.5, 0.2, -0.3}, int64 trips = {3}> {
+  on = Constant <value = bool {1}> ()
+  y = Loop <body = step (int64 i, bool c, float[N, 3] h) => (c_out, o) { c_out = Identity (c)  a = Mul (h, w)  d = Dropout (a)  o = Tanh (d) }> (trips, on, x)
+}
+"""
+
+
+def test_a_dropout_inside_a_loop_is_refused_or_unrolled_never_left_out() -> None:
+    def step(graph: Graph, **options: Any) -> Any:
+        return pullback.training_step(graph, loss="mse_loss", optimizer="sgd", **options)
+
+    with pytest.raises(Refusal, match=r"dropout 'n1/d' stands inside a loop.*unroll=True"):
+        step(pullback.load(model(DROPPED)), dropout=0.5)
+    assert step(pullback.load(model(DROPPED)))
+    plain = step(pullback.load(model(DROPPED), unroll=True), dropout=0.5)
+    masks = [v for v in plain.graph.nodes if v.primitive.name == "less" and v.origin.phase == "forward"]
+    assert len(masks) == 3
 
 
 # ---- the command line ------------------------------------------------------------------------------------------------------------------

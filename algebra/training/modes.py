@@ -6,7 +6,7 @@ A reader lowers `BatchNormalization` and `Dropout` in their inference form, and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -149,27 +149,26 @@ def dropouts_of(graph: Graph, option: DropoutOption) -> dict[int, tuple[str, Val
     `True` takes the recorded dropouts with their ratios, a number gives all of them that ratio; a mapping gives ratios by glob over the names of
     recorded dropouts, and over those of any floating tensors, which puts a dropout behind them.
     """
-    records = {
-        r.name: (r, _value(graph, r.y))
-        for r in graph.info.get("dropouts", ())
-        if not isinstance(r.y, str) or r.y in graph
-    }
+    records = [
+        (r, _value(graph, r.y)) for r in graph.info.get("dropouts", ()) if not isinstance(r.y, str) or r.y in graph
+    ]
     present = {id(v) for v in graph.nodes}
-    recorded = {name: (r, y) for name, (r, y) in records.items() if id(y) in present}
+    recorded = [(r, y) for r, y in records if id(y) in present]  # the steps of an unrolled loop have one name
+    _none_inside(graph, records, option)
     found: dict[int, tuple[str, Value, float]] = {}
     if not isinstance(option, Mapping):
-        for name, (record, y) in recorded.items():
+        for record, y in recorded:
             ratio = record.ratio if option is True else float(option)
-            found.setdefault(id(y), (name, y, ratio))
+            found.setdefault(id(y), (record.name, y, ratio))
     else:
         reasons = []
         tensors = {k: v for k, v in graph.tensors.items() if id(v) in present and v.dtype.floating}
         for pattern, ratio in option.items():
-            hits = {n: y for n, (_, y) in recorded.items() if n == pattern or fnmatchcase(n, pattern)}
-            hits = hits or {n: v for n, v in tensors.items() if n == pattern or fnmatchcase(n, pattern)}
+            hits = [(r.name, y) for r, y in recorded if r.name == pattern or fnmatchcase(r.name, pattern)]
+            hits = hits or [(n, v) for n, v in tensors.items() if n == pattern or fnmatchcase(n, pattern)]
             if not hits:
                 reasons.append(f"dropout {pattern!r} matches no dropout and no floating tensor")
-            for name, y in hits.items():
+            for name, y in hits:
                 found.setdefault(id(y), (name, y, ratio))
         if reasons:
             raise Refusal("patterns that match nothing", reasons)
@@ -177,6 +176,28 @@ def dropouts_of(graph: Graph, option: DropoutOption) -> dict[int, tuple[str, Val
     if bad:
         raise Refusal("dropout ratios", bad)
     return {i: hit for i, hit in found.items() if hit[2] > 0}
+
+
+def _none_inside(graph: Graph, records: Sequence[tuple[Dropout, Value]], option: DropoutOption) -> None:
+    """Refuse dropouts that are asked for and stand in nested graphs, where no step has a mask of its own."""
+    inner = {id(v) for node in graph.nodes for g in node.params.values() if isinstance(g, Graph) for v in _inside(g)}
+    patterns = list(option) if isinstance(option, Mapping) else ["*"] if option else []
+    reasons = [
+        f"dropout {r.name!r} stands inside a loop, or a branch that data decides; read the model with unroll=True where the loop's length is known"
+        for r, y in records
+        if id(y) in inner and any(fnmatchcase(r.name, pattern) for pattern in patterns)
+    ]
+    if reasons:
+        raise Refusal("cannot switch dropout on", reasons)
+
+
+def _inside(graph: Graph) -> Iterator[Value]:
+    """The nodes of a graph and of those nested in it."""
+    for v in graph.nodes:
+        yield v
+        for g in v.params.values():
+            if isinstance(g, Graph):
+                yield from _inside(g)
 
 
 def training_mode(graph: Graph, *, batch_norm: str = "batch", running_variance: str = "unbiased",
