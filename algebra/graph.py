@@ -442,7 +442,7 @@ def values_of(graph: Graph, names: Sequence[str]) -> list[Value]:
     if missing:
         reasons = []
         for n in missing:
-            near = difflib.get_close_matches(n, known, n=3)
+            near = difflib.get_close_matches(n, sorted(set(known)), n=3)
             reasons.append(f"no tensor {n!r}" + (f"; near names: {', '.join(near)}" if near else ""))
         raise Refusal(f"unknown tensors in {graph.name!r}", reasons)
     return [graph[n] for n in names]
