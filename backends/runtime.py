@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -35,8 +36,8 @@ from .trim import trimmed
 __all__ = ["EarlyStopping", "History", "Trainer"]
 
 Arrangement = dict[str, np.ndarray]
-CARRIED = ("parameter", "slot", "state", "step")
 FED = ("input", "target")
+GOLDEN = 0x9E3779B97F4A7C15  # 2 ** 64 over the golden ratio: its multiples are far apart
 
 
 class Parts(Protocol):
@@ -391,14 +392,31 @@ class Trainer:
         weights /= weights.sum()
         sums: dict[str, np.ndarray] = {}
         loss = 0.0
-        for batch, weight in zip(batches, weights, strict=True):
-            part, gradients = self.gradients(batch)
-            loss += part * float(weight)
-            for name, gradient in gradients.items():
-                term = gradient * gradient.dtype.type(weight)
-                sums[name] = sums[name] + term if name in sums else term
+        with self._seeds() as reseed:
+            for i, (batch, weight) in enumerate(zip(batches, weights, strict=True)):
+                reseed(i)
+                part, gradients = self.gradients(batch)
+                loss += part * float(weight)
+                for name, gradient in gradients.items():
+                    term = gradient * gradient.dtype.type(weight)
+                    sums[name] = sums[name] + term if name in sums else term
         self.apply(sums)
         return loss
+
+    @contextmanager
+    def _seeds(self) -> Iterator[Callable[[int], None]]:
+        """Another seed for each part of an update, so that no two see the same dropout mask; the seed itself afterwards."""
+        arrays = [self._arrays[self._current][e.name] for e in self.signature.inputs_of("seed")]
+        before = [int(a) for a in arrays]
+
+        def reseed(part: int) -> None:
+            for array, seed in zip(arrays, before, strict=True):
+                array[...] = (seed + part * GOLDEN) % (1 << 63) if part else seed
+
+        try:
+            yield reseed
+        finally:
+            reseed(0)
 
     def gradients(self, batch: Mapping[str, Any]) -> tuple[float, dict[str, np.ndarray]]:
         """The loss and the gradients by parameter, without an update; running statistics move on.

@@ -475,3 +475,14 @@ def test_first_values_are_found_wherever_they_are(tmp_path: Path, embed: str) ->
 def test_what_onnxruntime_has_no_kernel_for_is_refused() -> None:
     with pytest.raises(PullbackError, match="has no kernel for a part of this step"):
         trainer(made(precision="bfloat16")).step(samples(4))
+
+
+def test_accumulated_batches_see_masks_of_their_own() -> None:
+    step = made(optimizer="sgd", lr=0.0, batch_norm="frozen", dropout={"r": 0.5})
+    run, batch = trainer(step), samples(8)
+    alone = run.gradients(batch)[0]
+    assert run.gradients(batch)[0] == alone
+    assert run.accumulated([batch]) == alone
+    alone = run.gradients(batch)[0]  # of the next step
+    assert run.accumulated([batch, batch]) != alone
+    assert int(run.values("seed")["seed"]) == 0
