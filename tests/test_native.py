@@ -16,6 +16,7 @@ from pullback.algebra.dims import Dim, dim
 from pullback.algebra.graph import Graph, Value, building
 from pullback.algebra.passes import default
 from pullback.algebra.types import TensorType, f32, f64, i64, tensor
+from pullback.backends.onnx_export import native as native_profile
 from pullback.backends.onnx_export import to_onnx
 from pullback.backends.onnx_export.native import raise_operators
 
@@ -105,6 +106,11 @@ CONVOLUTIONS = {
     "plain": (N, 3, 5, (8, 8), (3, 3), (1, 1), (1, 1), (0, 0), (0, 0), 1),
     "padded": (N, 3, 5, (8, 8), (3, 3), (1, 1), (1, 1), (1, 1), (1, 1), 1),
     "wide": (N, 8, 16, (8, 8), (3, 3), (1, 1), (1, 1), (1, 1), (1, 1), 1),
+    "many channels": (N, 16, 20, (7, 8), (3, 3), (1, 1), (1, 1), (1, 0), (1, 2), 1),
+    "few places": (N, 8, 6, (9, 9), (3, 3), (2, 2), (1, 1), (1, 1), (1, 1), 1),
+    "many places, strided": (N, 6, 4, (21, 19), (3, 3), (2, 2), (1, 1), (1, 1), (1, 1), 1),
+    "many places, dilated": (N, 6, 4, (14, 15), (3, 2), (1, 1), (2, 3), (1, 1), (1, 1), 1),
+    "long kernel": (N, 2, 3, (5, 40), (2, 20), (1, 1), (1, 1), (0, 0), (0, 0), 1),
     "one channel": (N, 1, 4, (9, 9), (5, 5), (1, 1), (1, 1), (2, 2), (2, 2), 1),
     "one out channel": (N, 4, 1, (9, 9), (3, 3), (1, 1), (1, 1), (1, 1), (1, 1), 1),
     "one sample": (1, 3, 5, (8, 8), (3, 3), (1, 1), (1, 1), (1, 1), (1, 1), 1),
@@ -148,9 +154,24 @@ def test_a_convolution_and_both_its_gradients_are_raised_and_right(name: str) ->
     assert left == ({"window"} if name == "kernel of stride" else set())  # side by side, the axes are only split
 
 
+def test_every_form_of_a_weight_gradient_is_among_the_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
+    met = set()
+    chosen = native_profile._form
+
+    def noted(*arguments: object) -> str:
+        met.add(chosen(*arguments))  # type: ignore[arg-type]
+        return chosen(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(native_profile, "_form", noted)
+    for name in CONVOLUTIONS:
+        raise_operators(graph_of(name))
+    assert met == {"point", "both", "rows", "slices", "convolution"}
+
+
 @pytest.mark.parametrize("batch", [1, 2, 17])
 def test_one_file_serves_every_batch(batch: int) -> None:
-    compare(graph_of("wide"), batch)
+    for name in ("wide", "many channels", "few places", "line", "one channel"):
+        compare(graph_of(name), batch)
 
 
 def test_a_convolution_in_double_stays_explicit_where_the_runtime_has_no_kernel() -> None:

@@ -124,7 +124,7 @@ def raise_conv(v: Value) -> Value | None:
     return None
 
 
-MOST_SLICES = 64  # taps that are sliced one by one
+MOST_PRODUCTS = 16  # taps of the last axis that are sliced one by one
 
 
 def _of_tiles(s: _Sides) -> bool:
@@ -137,11 +137,11 @@ def _of_tiles(s: _Sides) -> bool:
 
 
 def _weight_gradient(v: Value, s: _Sides) -> Value | None:
-    """The weight gradient of an ungrouped convolution, in the form that was fastest of eight on onnxruntime 1.32.
+    """The weight gradient of an ungrouped convolution, in the form that was fastest on onnxruntime 1.32.
 
-    With one step between windows, or few channels: taps are slices of x stacked as channels, so that one product of matrices per sample gives all
-    of them, and the products are added up; with one step, taps of the first axis may be shifts of the cotangent instead, where less is moved then.
-    Otherwise a convolution in which samples are the channels and channels a further spatial axis.
+    Mostly a product of matrices per sample and tap of the last axis, added up: taps of the axis before are rows of x gathered as channels, or, where the
+    steps between windows are 1, shifts of the cotangent. With few places a convolution in which samples are the channels and channels a further
+    spatial axis.
     """
     a, window = s.one, s.one.params
     x, spatial, n = a.operands[0], list(window["axes"]), len(window["axes"])
@@ -159,31 +159,66 @@ def _weight_gradient(v: Value, s: _Sides) -> Value | None:
     ct = _arranged(s.other, [s.contract[i] for i in samples], outs, *([i] for i in places))
     plain = all(k == 1 for k in (*window["strides"], *window["dilations"]))
     image = _arranged(x, samples, channels, *([i] for i in spatial))
-    pixels, features = image.shape[1], ct.shape[1]
-    static = isinstance(pixels, int) and isinstance(features, int)
-    taps_of_x = math.prod(window["sizes"]) * pixels if static else 0
-    shared = (window["sizes"][-1] * pixels + math.prod(window["sizes"][:-1]) * features) if static else 0
-    if static and plain and shared < taps_of_x and len(window["sizes"]) == 2:
-        y = _taps_of_both(image, ct, window["sizes"])
-    elif static and (plain or pixels <= 4 or taps_of_x == pixels) and math.prod(window["sizes"]) <= MOST_SLICES:
-        y = _taps_of_x(image, ct, window)
-    else:
-        y = _samples_as_channels(x, s, samples, channels, spatial, ct)
+    match _form(image, ct, window, plain):
+        case "point":
+            y = _summed_products(ct, _strided(image, ct.shape[2:], window["strides"]))
+        case "both":
+            y = _taps_of_both(image, ct, window["sizes"])
+        case "rows":
+            y = _taps_by_rows(image, ct, window)
+        case "slices":
+            y = _taps_of_x(image, ct, window)
+        case _:
+            y = _samples_as_channels(x, s, samples, channels, spatial, ct)
     split = (*(s.other.shape[i] for i in outs), *(x.shape[i] for i in channels), *window["sizes"])
     return _ordered(p.reshape(y, shape=split), labels, s.labels())
 
 
+def _form(x: Value, ct: Value, window: Mapping[str, Any], plain: bool) -> str:
+    """Which of the forms was fastest for such sizes: measured, not derived."""
+    sizes, pixels, features = window["sizes"], x.shape[1], ct.shape[1]
+    if all(k == 1 for k in sizes):
+        return "point"
+    if not isinstance(pixels, int) or not isinstance(features, int) or sizes[-1] > MOST_PRODUCTS:
+        return "convolution"
+    if len(sizes) == 1:
+        return "slices"
+    if plain and sizes[-1] <= 3 and pixels >= 16 and features <= 2 * pixels:
+        return "both"
+    places = product(ct.shape[2:])
+    few = isinstance(places, int) and places <= 64
+    return "convolution" if few and pixels > 4 and not plain else "rows"
+
+
+def _strided(x: Value, counts: Shape, strides: Sequence[int]) -> Value:
+    """Every stride-th element of the axes from 2 on."""
+    limit = (*x.shape[:2], *(strided_limit(0, n, k) if k > 1 else n for n, k in zip(counts, strides, strict=True)))
+    return p.slice(x, start=(0,) * x.rank, limit=limit, stride=(1, 1, *strides))
+
+
 def _taps_of_x(x: Value, ct: Value, window: Mapping[str, Any]) -> Value:
-    """The gradient `[O, C, K..]` of the weight from `x[N, C, S..]` and `ct[N, O, S'..]`: every tap a slice of x."""
-    sizes, strides, dilations = window["sizes"], window["strides"], window["dilations"]
-    axes = range(2, x.rank)
-    slices = [
-        _sliced(x, axes, [k * d for k, d in zip(tap, dilations, strict=True)], ct.shape[2:], strides)
-        for tap in np.ndindex(*sizes)
-    ]
+    """The gradient `[O, C, K]` of the weight from `x[N, C, S]` and `ct[N, O, S']`: every tap a slice of x."""
+    (size,), (dilation,) = window["sizes"], window["dilations"]
+    slices = [_sliced(x, [2], [k * dilation], ct.shape[2:], window["strides"]) for k in range(size)]
     total = _summed_products(ct, p.concat(*slices, axis=1))
-    parted = p.reshape(total, shape=(ct.shape[1], *sizes, x.shape[1]))
-    return p.transpose(parted, perm=(0, len(sizes) + 1, *range(1, len(sizes) + 1)))
+    return p.transpose(p.reshape(total, shape=(ct.shape[1], size, x.shape[1])), perm=(0, 2, 1))
+
+
+def _taps_by_rows(x: Value, ct: Value, window: Mapping[str, Any]) -> Value:
+    """The gradient `[O, C, K, K']` of the weight: taps of the last axis are slices of x, of which those of the axis before are rows."""
+    (rows, columns), (down, along), (apart, beside) = window["sizes"], window["strides"], window["dilations"]
+    height, width = ct.shape[2:]
+    square = (rows, height)
+    starts = p.broadcast(p.literal(np.arange(rows, dtype=np.int64) * apart), shape=square, axes=(0,))
+    line = p.iota(height)
+    steps = p.broadcast(p.mul(line, p.number(down, line)), shape=square, axes=(1,))
+    places = p.reshape(p.add(starts, steps), shape=(product(square),))
+    totals = []
+    for k in range(columns):
+        column = p.gather(_sliced(x, [3], [k * beside], (width,), (along,)), places, axis=2)
+        taps = p.reshape(column, shape=(x.shape[0], product((x.shape[1], rows)), height, width))
+        totals.append(p.reshape(_summed_products(taps, ct), shape=(1, x.shape[1], rows, ct.shape[1])))
+    return p.transpose(p.concat(*totals, axis=0), perm=(3, 1, 2, 0))
 
 
 def _taps_of_both(x: Value, ct: Value, sizes: tuple[int, int]) -> Value:
