@@ -10,8 +10,8 @@ import numpy as np
 
 from ....algebra import composites as c
 from ....algebra import primitives as p
-from ....algebra.dims import Dim, is_one, simplest
-from ....algebra.errors import DimError
+from ....algebra.dims import Dim, at_least, is_one, simplest
+from ....algebra.errors import DimError, InconclusiveDim
 from ....algebra.graph import Value
 from ....algebra.types import DType, bool_, f32, f64, i64
 from ..broadcasting import broadcast_to, legacy, together
@@ -141,10 +141,17 @@ def mod(a: Value, b: Value, *, fmod: int = 0) -> Value:
 
 
 def _not_negative(*xs: Value) -> bool:
-    """Whether all are known, and no element is negative. Dims are not."""
-    arrays = [known(x) for x in xs]
-    return all(a is not None and all(getattr(e, "is_nonnegative", None) or (e >= 0) is True or (e >= 0) == np.True_
-                                     for e in a.ravel()) for a in arrays)  # fmt: skip
+    """Whether all are known integers, or dims, and none is negative."""
+    return all(x.dtype.integral and (array := known(x)) is not None and _at_least_0(array) for x in xs)
+
+
+def _at_least_0(array: np.ndarray) -> bool:
+    if array.dtype != object:
+        return bool((array >= 0).all())
+    try:
+        return all(at_least(simplest(d), 0) for d in array.ravel())
+    except InconclusiveDim:
+        return False
 
 
 # ---- arithmetic of many ----------------------------------------------------------------------------------------------
