@@ -422,7 +422,7 @@ def _positive(d: sympy.Expr) -> bool:
     return low is not None and low > 0
 
 
-_MOST_CASES = 64
+_MOST_CASES, _MOST_WORK = 64, 1500  # cases, and operations in all of them
 
 
 @lru_cache(maxsize=4096)
@@ -438,7 +438,8 @@ def _cases(d: sympy.Expr) -> tuple[sympy.Expr, ...]:
             return ()
         for s in f.free_symbols:
             periods[s] = math.lcm(periods.get(s, 1), period)
-    if not periods or math.prod(periods.values()) > _MOST_CASES:
+    count = math.prod(periods.values())
+    if not periods or count > _MOST_CASES or count * d.count_ops() > _MOST_WORK:
         return ()
     found = [d]
     for s, period in periods.items():
