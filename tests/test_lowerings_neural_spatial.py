@@ -387,9 +387,8 @@ def test_resize_by_scales_is_that_of_onnxruntime(mode: str, coordinates: str) ->
     rounding = (
         ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"] if mode == "nearest" else ["round_prefer_floor"]
     )
-    for scales, nearest in itertools.product(
-        ([2, 2], [0.5, 0.5], [1.5, 2.5], [0.6, 0.7], [0.3, 3], [1 / 3, 1.2]), rounding
-    ):
+    all_scales: list[list[float]] = [[2, 2], [0.5, 0.5], [1.5, 2.5], [0.6, 0.7], [0.3, 3], [1 / 3, 1.2]]
+    for scales, nearest in itertools.product(all_scales, rounding):
         inputs = resize(normal(1, 1, 5, 6).astype(np.float32), [1, 1, *scales])
         model = model_of(
             "Resize",
@@ -505,7 +504,7 @@ def test_roi_align_agrees_with_differences(ratio: int, mode: str, coordinates: s
 
 
 def test_roi_align_with_as_many_points_as_a_region_needs_is_that_of_onnxruntime() -> None:
-    rois = np.vstack([ROIS, [[-40, -30, 60, 50], [3, 3, 3.5, 3.4]]]).astype(np.float32)
+    rois = np.concatenate([ROIS, np.array([[-40, -30, 60, 50], [3, 3, 3.5, 3.4]])]).astype(np.float32)
     feeds = {"x": normal(2, 2, 6, 7).astype(np.float32), "rois": rois, "batch": np.array([0, 1, 1, 0, 1])}
     for coordinates in ("half_pixel", "output_half_pixel"):
         model = model_of(
