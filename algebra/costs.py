@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .dims import Dim, product, simplest
+from .dims import Dim, dmax, product, simplest
 from .graph import Graph, Value
 from .types import TensorType, TupleType
 
@@ -13,9 +13,9 @@ __all__ = ["Cost", "bytes_of", "cost", "flops_of"]
 
 FREE = {
     "input", "literal", "dim", "iota", "broadcast", "reshape", "transpose", "slice", "reverse", "pad", "concat", "window", "gather", "item",
-    "cast", "stop_gradient", "select", "argmax", "argsort", "bit_cast", "nonzero", "scan", "cond", "while",
+    "cast", "stop_gradient", "select", "argmax", "argsort", "bit_cast", "nonzero",
 }  # fmt: skip
-"""Primitives that move elements, or compare them, without floating operations (control flow is counted by its bodies)."""
+"""Primitives that move elements, or compare them, without floating operations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,8 @@ class Cost:
 def flops_of(node: Value) -> Dim:
     """Floating operations of one node: `2 * result * contracted` of a dot, one per operand element of a reduction, one per element elsewhere.
 
+    A scan costs as often as it runs what its body does, a cond its dearer branch, a while one step.
+
     >>> from pullback.algebra import primitives as p
     >>> from pullback.algebra.dims import dim
     >>> from pullback.algebra.graph import building
@@ -41,7 +43,14 @@ def flops_of(node: Value) -> Dim:
     ...     flops_of(p.dot(x, w, contract=((1,), (0,))))
     24*N
     """
-    name = node.primitive.name
+    name, params = node.primitive.name, node.params
+    match name:
+        case "scan":
+            return simplest(params["length"] * _of_all(params["body"]))
+        case "cond":
+            return dmax(_of_all(params["then"]), _of_all(params["otherwise"]))
+        case "while":  # once: how often is not known
+            return simplest(_of_all(params["test"]) + _of_all(params["body"]))
     if name in FREE or isinstance(node.type, TupleType) or not node.dtype.floating:
         return 0
     if name == "dot":
@@ -49,6 +58,10 @@ def flops_of(node: Value) -> Dim:
         return simplest(2 * product(node.shape) * contracted)
     largest = node.operands[0] if name.startswith("reduce") or name in ("fold", "scatter_add") else node
     return product(largest.shape)
+
+
+def _of_all(graph: Graph) -> Dim:
+    return _total(map(flops_of, graph.nodes))
 
 
 def bytes_of(type_: TensorType | TupleType) -> Dim:
@@ -78,8 +91,12 @@ def cost(graph: Graph) -> Cost:
     """The totals of a graph."""
     weights = graph.by_role("parameter", "frozen")
     return Cost(
-        flops=_total(map(flops_of, graph.nodes)),
+        flops=_of_all(graph),
         parameters=_total(product(v.shape) for v in weights),
         parameter_bytes=_total(bytes_of(v.type) for v in weights),
-        activation_bytes=_total(bytes_of(v.type) for v in graph.nodes if v.primitive.name != "input"),
+        activation_bytes=_total(
+            bytes_of(v.type)
+            for v in graph.nodes
+            if v.primitive.name != "input" and not isinstance(v.type, TupleType)  # its items count
+        ),
     )

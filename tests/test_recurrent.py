@@ -13,6 +13,8 @@ from one_node import Case, check_gradients, check_values
 from onnx import helper, numpy_helper
 from pullback.algebra import primitives as p
 from pullback.algebra.calculus.vjp import vjp
+from pullback.algebra.costs import cost
+from pullback.algebra.dims import symbols
 from pullback.algebra.errors import Refusal
 from pullback.algebra.evaluate import evaluate
 from pullback.algebra.graph import Graph, building
@@ -174,6 +176,13 @@ def test_the_gradient_of_a_scan_is_written_out_too() -> None:
     expected = evaluate(graph, feeds)
     for name, y in evaluate(plain, feeds).items():
         np.testing.assert_allclose(y, expected[name], rtol=1e-5, atol=1e-6)
+
+
+def test_the_cost_of_a_scan_is_that_of_its_steps() -> None:
+    plain, rolled = (cost(load(layer("RNN").model(), unroll=unrolled)) for unrolled in (True, False))
+    assert plain.flops == rolled.flops
+    model = symbolic(layer("RNN"))
+    assert {s.name for s in symbols(cost(load(model)).flops)} == {"batch", "time"}
 
 
 def test_second_derivatives_agree_with_differences() -> None:
