@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pullback
 import pytest
 from lowered import check, gradients, model_of, run, text_model
 from pullback.algebra.dims import show_shape
@@ -378,6 +379,22 @@ def test_a_size_that_depends_on_data_is_read_on_the_runtime() -> None:
     session = onnxruntime.InferenceSession(to_onnx(load(text_model(text))).SerializeToString())
     for mask in ([True, False, True], [False] * 3, [True] * 3):
         np.testing.assert_array_equal(session.run(None, {"x": x, "m": np.array(mask)})[0], 2 * x[mask])
+
+
+def test_the_rows_that_a_mask_keeps_are_trained_on() -> None:
+    onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    weights = ", ".join(f"{i / 10:.1f}" for i in range(12))
+    text = f"""g (float[N, 4] x, bool[N] m) => (float[K, 3] y) <float[4, 3] w = {{{weights}}}> {{
+        z = Compress<axis = 0>(x, m)  y = MatMul(z, w) }}"""
+    step = pullback.training_step(load(text_model(text)), loss="mse_loss", optimizer="sgd", lr=0.1)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(step.to_onnx().SerializeToString(), options)
+    x, w = numbers(5, 4).astype(np.float32), np.arange(12, dtype=np.float32).reshape(4, 3) / 10
+    for mask in ([True, False, True, True, False], [True] * 5):
+        kept, target = x[mask], numbers(sum(mask), 3).astype(np.float32)
+        (found,) = session.run(["grad_w"], {"x": x, "m": np.array(mask), "target": target})
+        np.testing.assert_allclose(found, 2 / target.size * kept.T @ (kept @ w - target), rtol=1e-5, atol=1e-6)
 
 
 def test_boxes_that_overlap_a_better_one_are_left_out() -> None:
