@@ -588,3 +588,39 @@ def test_windows_are_those_of_pytorch(op: str, name: str, periodic: int) -> None
     np.testing.assert_allclose(
         found, getattr(torch, name)(10, periodic=bool(periodic), dtype=torch.float64).numpy(), atol=1e-12
     )
+
+
+# ---- nothing at all ----------------------------------------------------------------------------------------------------------------------
+
+EMPTY: list[tuple[str, dict[str, np.ndarray | None], dict[str, Any]]] = [
+    ("Conv", {"x": normal(0, 2, 5, 5), "w": normal(3, 2, 3, 3)}, {}),
+    ("Conv", {"x": normal(0, 2, 5, 5), "w": normal(2, 1, 3, 3)}, {"group": 2}),
+    ("ConvTranspose", {"x": normal(0, 2, 5, 5), "w": normal(2, 3, 3, 3)}, {}),
+    ("DeformConv", {"x": normal(0, 2, 4, 4), "w": normal(2, 2, 2, 2), "offset": normal(0, 8, 3, 3)}, {}),
+    ("MaxPool", {"x": normal(0, 2, 5, 5)}, {"kernel_shape": [2, 2]}),
+    ("AveragePool", {"x": normal(0, 2, 5, 5)}, {"kernel_shape": [2, 2], "pads": [1, 1, 1, 1]}),
+    ("MaxUnpool", {"x": normal(0, 1, 2), "i": np.zeros((0, 1, 2), np.int64)}, {"kernel_shape": [2], "strides": [2]}),
+    ("GlobalMaxPool", {"x": normal(0, 2, 5)}, {}),
+    (
+        "Resize",
+        {"x": normal(0, 2, 4), "roi": None, "scales": np.array([1, 1, 1.5], np.float32)},
+        {"fixed": ["scales"], "mode": "linear"},
+    ),
+    ("GridSample", {"x": normal(0, 2, 4, 4), "grid": normal(0, 3, 3, 2)}, {}),
+    ("RoiAlign", {"x": normal(1, 2, 4, 4), "rois": normal(0, 4), "batch": np.zeros(0, np.int64)}, {}),
+    ("LayerNormalization", {"x": normal(0, 3), "scale": normal(3)}, {}),
+    ("Softmax", {"x": normal(3, 0)}, {}),
+    ("Attention", {"q": normal(0, 2, 3, 4), "k": normal(0, 2, 5, 4), "v": normal(0, 2, 5, 4)}, {}),
+    ("DFT", {"x": normal(0, 4, 1)}, {}),
+]
+
+
+@pytest.mark.parametrize(("op", "inputs", "attributes"), EMPTY, ids=lambda v: v if isinstance(v, str) else "")
+def test_of_no_samples_there_is_no_result_and_a_gradient_without_nan(
+    op: str, inputs: dict[str, Any], attributes: dict[str, Any]
+) -> None:
+    feeds = {n: a for n, a in inputs.items() if a is not None and n not in attributes.get("fixed", ())}
+    graph = load(model_of(op, inputs, **attributes))
+    assert evaluate(graph, feeds)["y"].size == 0
+    for name, gradient in gradients(graph, feeds).items():
+        np.testing.assert_array_equal(gradient, np.zeros_like(feeds[name]))

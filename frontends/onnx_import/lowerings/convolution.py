@@ -193,6 +193,7 @@ def conv_transpose(x: Value, w: Value, b: Value | None = None, *, auto_pad: str 
                    output_shape: Ints | None = None, pads: Ints | None = None, strides: Ints | None = None) -> Value:  # fmt: skip
     """the transpose of Conv in its input: windows w[c, m, k] weighted by x[n, c, s], added at s stride + k dilation - pad, + b[m]"""
     n = spatial_rank(x, "ConvTranspose")
+    require_equal(x.shape[1], w.shape[0], "the weight's input channels are those of x")
     plain = windows(x.shape[2:], kernel_of(w, kernel_shape), strides, dilations, pads, "NOTSET")
     extra = output_padding or (0,) * n
     reach = tuple(

@@ -204,7 +204,8 @@ def last_of_equal(indices: Value) -> tuple[Value, Value]:
     order = p.argsort(indices, axis=0)
     ranked = p.gather(indices, order, axis=0)
     count = ranked.shape[0]
-    following = p.pad(p.slice(ranked, start=(1,), limit=(count,)), low=(0,), high=(1,), value=-1)
+    longer = p.pad(ranked, low=(0,), high=(1,), value=-1)
+    following = p.slice(longer, start=(1,), limit=(simplest(count + 1),))
     return order, c.not_equal(ranked, following)
 
 
