@@ -577,6 +577,17 @@ def test_scaled_gradients_and_apply_are_the_step() -> None:
 def test_an_unknown_precision_is_refused() -> None:
     with pytest.raises(Refusal, match="no precision 'int8'"):
         training_step(mlp(), precision="int8")
+    with pytest.raises(Refusal, match="no product of float32 tensors"):
+        training_step(mlp(f64), precision="float16")
+
+
+def test_a_float16_model_can_scale_its_loss() -> None:
+    step = training_step(mlp(f16), loss_scale=512)
+    (batch,) = batches(1, f16)
+    plain, scaled = evaluate(training_step(mlp(f16)).graph, batch), evaluate(step.graph, batch)
+    assert scaled["grad_fc1.weight"].dtype == np.float32  # unscaled gradients may be too small for 16 bits
+    assert scaled["new_fc1.weight"].dtype == np.float16
+    np.testing.assert_allclose(scaled["grad_fc1.weight"], plain["grad_fc1.weight"], rtol=2e-2, atol=1e-3)
 
 
 # ---- adapters --------------------------------------------------------------------------------------------------

@@ -38,6 +38,8 @@ def mixed(graph: Graph, dtype: DType) -> Graph:
     places: dict[int, Make] = {
         id(v): _product(v, dtype) for v in graph.nodes if v.primitive.name == "dot" and v.dtype is f32
     }
+    if not places:
+        raise Refusal(f"{dtype.numpy.name} changes nothing", [f"{graph.name!r} has no product of float32 tensors"])
     return in_graph(graph, places)[0]
 
 
