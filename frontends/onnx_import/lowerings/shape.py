@@ -639,6 +639,15 @@ def range_(start: Value, limit: Value, delta: Value) -> Value:
     return p.add(scalar[0], p.mul(places, scalar[1]))
 
 
+@lowers("Range", since=27, gradient=Gradient.DIFFERENTIABLE)
+def range_27(start: Value, limit: Value, delta: Value, *, stash_type: int = 1) -> Value:
+    """start, start + delta, ... before limit; of 16-bit floats computed in the type that `stash_type` names"""
+    if not start.dtype.floating or start.dtype.bits >= 32:
+        return range_(start, limit, delta)
+    wide = dtype_of_onnx(stash_type)
+    return p.cast(range_(*(p.cast(v, dtype=wide) for v in (start, limit, delta))), dtype=start.dtype)
+
+
 def _diagonal_mask(rows: Dim, columns: Dim) -> tuple[Value, Value]:
     shape = (rows, columns)
     return p.broadcast(p.iota(rows), shape=shape, axes=(0,)), p.broadcast(p.iota(columns), shape=shape, axes=(1,))
