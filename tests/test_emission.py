@@ -296,6 +296,26 @@ def test_keeping_and_dropping_an_axis_of_size_one_costs_nothing() -> None:
         assert ops_of(model_of(y, x)) == ["ReduceSum", "Unsqueeze", "Mul"]
 
 
+@pytest.mark.parametrize("dtype", [f64, f32, f16], ids=repr)
+def test_clamps_are_extremes_on_onnxruntime_and_keep_nan(dtype: DType) -> None:
+    with building():
+        x = _x("x", (N,), dtype)
+        zero, six = p.number(0, x), p.number(6, x)
+        outputs = {
+            "relu": p.select(p.less_equal(x, zero), zero, x),
+            "low": p.select(p.less(x, zero), zero, x),
+            "high": p.select(p.less(six, x), six, x),
+            "step": p.select(p.less(zero, x), p.number(1, x), zero),
+            "other": p.select(p.less(x, six), six, zero),
+        }
+        graph = Graph((x,), outputs, "g")
+    model = to_onnx(graph)
+    assert ops_of(model).count("Where") == 1
+    feeds = {"x": np.array([np.nan, -np.inf, -1, -0.0, 0, 3, 6, 7, np.inf], dtype.numpy)}
+    agrees(graph, model, feeds, {})
+    assert "Max" not in ops_of(to_onnx(graph, target="iree"))  # which gives 0 for the larger of NaN and 0
+
+
 # ---- dot -------------------------------------------------------------------------------------------------------------------------------
 
 

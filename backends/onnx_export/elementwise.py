@@ -94,6 +94,35 @@ def _select(ops: Ops, c: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return ops.where(c, x, y)
 
 
+def _selected(e: Emission, v: Value) -> View:
+    """Where; on onnxruntime, whose Where goes element by element, the larger or smaller of a tensor and a number where it is that."""
+    c, x, y = v.operands
+    if e.ops.target.slow_moves:
+        if (extreme := _extreme(e, c, x, y)) is not None:
+            return combined(e, v, c.operands, lambda ops, a, b: ops.binary(extreme, a, b))
+        numbers = [_number(e, o) for o in (x, y)]
+        if v.dtype.floating and numbers in ([1.0, 0.0], [0.0, 1.0]):
+            return combined(e, v, (c,), lambda ops, a: ops.cast(a if numbers[0] else ops.unary("Not", a), v.dtype))
+    return combined(e, v, v.operands, _select)
+
+
+def _extreme(e: Emission, c: Value, x: Value, y: Value) -> str | None:
+    """`Max` where `c ? x : y` is `p < q ? q : p` with a number q, `Min` where it is `q < p ? q : p`; a NaN stays one in both forms."""
+    if c.primitive.name not in ("less", "less_equal") or not x.dtype.floating:
+        return None
+    number = _number(e, x)
+    if number is None or np.isnan(number):
+        return None
+    p, q = c.operands
+    return "Max" if x is q and y is p else "Min" if x is p and y is q else None
+
+
+def _number(e: Emission, v: Value) -> float | None:
+    """The number that a value repeats, where it is a constant."""
+    tensor = e.view(v).tensor
+    return None if tensor.array is None or tensor.rank else float(tensor.array)
+
+
 def _cast(e: Emission, v: Value) -> View:
     to: DType = v.params["dtype"]
 
@@ -191,7 +220,7 @@ ELEMENTWISE: dict[str, Callable[[Emission, Value], View]] = {
     "bit_xor": _binary("BitwiseXor"),
     "shift_left": _simple(_shift_left),
     "shift_right": _simple(_shift_right),
-    "select": _simple(_select),
+    "select": _selected,
     "cast": _cast,
     "stop_gradient": _stop_gradient,
 }

@@ -100,10 +100,13 @@ def _interleaved(
     n = x.shape[place]
     if is_zero(n):
         return x, high
-    ops, lines = e.ops, x.rank + 1
-    wide = ops.pad(
-        ops.unsqueeze(x, [place + 1]), [0] * lines, [interior if i == place + 1 else 0 for i in range(lines)], value
-    )
+    ops = e.ops
+    last = place == x.rank - 1 and ops.target.slow_moves  # onnxruntime pads single elements slowly, whole tensors not
+    at = 0 if last else place + 1
+    wide = ops.unsqueeze(x, [at])
+    wide = ops.pad(wide, [0] * wide.rank, [interior if i == at else 0 for i in range(wide.rank)], value)
+    if last:
+        wide = ops.transpose(wide, (*range(1, wide.rank), 0))
     joined = ops.reshape(wide, (*x.shape[:place], product((n, interior + 1)), *x.shape[place + 1 :]))
     if known_at_least(high[axis], interior):
         return joined, (*high[:axis], simplest(high[axis] - interior), *high[axis + 1 :])

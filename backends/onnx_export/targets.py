@@ -26,7 +26,8 @@ class Target:
     `opset` is written unless another is asked for. `embed` is where initial values live. `scatter` is how scatter_add is written: `scatter_nd` or as a
     product with a `one_hot` matrix. `bool_by_where` writes a bool as a number by Where, not by Cast. `negative_steps` allows a Slice to run
     backwards, `scan_backwards` a Scan. `where_bool` allows a Where of bools. `merges_apart`
-    asks for several symbolic axes to be merged in a Reshape of their own. `detours` maps an operator and a dtype without a kernel to the dtype in
+    asks for several symbolic axes to be merged in a Reshape of their own. `slow_moves` says that selecting and padding element by element is slow
+    there, so that other forms with the same result are taken. `detours` maps an operator and a dtype without a kernel to the dtype in
     which it is computed instead. `dtypes` and `lacking` say what is refused, a dtype or a primitive in a dtype, and why. `flags` are what a
     compiler must be told for a dtype to be right. `control` are the control-flow primitives, each with what must be static.
     """
@@ -41,6 +42,7 @@ class Target:
     scan_backwards: bool = True
     where_bool: bool = False
     merges_apart: bool = False
+    slow_moves: bool = False
     detours: Mapping[tuple[str, DType], DType] = field(default_factory=dict)
     dtypes: Mapping[DType, str] = field(default_factory=dict)
     lacking: Mapping[tuple[str, DType], str] = field(default_factory=dict)
@@ -104,7 +106,7 @@ TARGETS: Mapping[str, Target] = {
     t.name: t
     for t in (
         # 22 is the newest opset of the oldest onnxruntime that is supported (1.22); 13 to 28 all work on 1.32
-        Target("onnxruntime", "1.32.0", 22, "all", "scatter_nd", detours=ORT_DETOURS),
+        Target("onnxruntime", "1.32.0", 22, "all", "scatter_nd", slow_moves=True, detours=ORT_DETOURS),
         Target(
             "onnx-mlir",
             "ec744fe6 of July 2026, LLVM 22.1",
