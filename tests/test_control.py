@@ -469,6 +469,20 @@ def test_a_body_must_fit_what_is_around_it() -> None:
             p.while_([x], [], test, test)
 
 
+UNTIL_WITH_SLICES = UNTIL.replace("=> (float[2, 3] y) ", "=> (float[2, 3] y, float[K, 2, 3] z) ").replace("  y = Loop", "  y, z = Loop").replace(
+    "=> (c_out, s_out)", "=> (c_out, s_out, z_out)").replace("c_out = Less", "z_out = Sin (s_out)  c_out = Less")  # fmt: skip
+
+
+@pytest.mark.parametrize("output", ["y", "z"])
+def test_a_bounded_loop_gives_the_slices_of_the_steps_that_it_made(output: str) -> None:
+    proto = model(UNTIL_WITH_SLICES.replace("TRIPS", "").replace("COUNT", ""))
+    with pytest.raises(Refusal, match=r"scan outputs of a loop whose number of steps depends on data.*max_trips"):
+        load(proto)
+    graph = load(proto, max_trips=12)
+    for scale in (0.1, 1.0, 3.0):
+        check(proto, {"x": X * np.float32(scale)}, graph=graph, output=output)
+
+
 # ---- training --------------------------------------------------------------------------------------------------------------------------
 
 DROPPED = """

@@ -458,11 +458,6 @@ def _counted(nested: Nested, state: Sequence[Value], trips: Dim) -> tuple[Value,
 
 def _conditional(this: _Loop, nested: Nested, state: Sequence[Value]) -> tuple[Value, ...]:
     """A loop that may stop on what it computes: a scan where its steps are bounded, else a `while`."""
-    if this.scans:
-        raise Unsupported(
-            "the scan outputs of a loop whose number of steps depends on data have no size before it runs: give the trip count as a "
-            "constant or as a size, and a condition that stays true"
-        )
     most = reading().options.get("max_trips")
     bound = this.trips
     if bound is not None and not (isinstance(bound, sympy.Expr) or bound <= BOUNDED):
@@ -473,9 +468,14 @@ def _conditional(this: _Loop, nested: Nested, state: Sequence[Value]) -> tuple[V
     count = None if this.count is None else _scalar(p.cast(this.count, dtype=i64))
     if count is None and this.trips is not None:
         count = p.dim(this.trips)
-    if bound is None:
-        return _while(nested, state, running, count)
-    return _masked(nested, state, running, count, bound)
+    if bound is not None:
+        return _masked(nested, state, running, count, bound, _own_name(this.node))
+    if this.scans:
+        raise Unsupported(
+            "the scan outputs of a loop whose number of steps depends on data have no size before it runs: read the model with max_trips=N "
+            "(--max-trips N), or give the trip count as a constant or as a size, and a condition that stays true"
+        )
+    return _while(nested, state, running, count)
 
 
 def _step(graph: Graph, i: Value, state: Sequence[Value], captured: Sequence[Value]) -> tuple[list[Value], Value]:
@@ -507,21 +507,25 @@ def _while(nested: Nested, state: Sequence[Value], running: Value, count: Value 
 
 
 def _masked(
-    nested: Nested, state: Sequence[Value], running: Value, count: Value | None, bound: Dim
+    nested: Nested, state: Sequence[Value], running: Value, count: Value | None, bound: Dim, name: str
 ) -> tuple[Value, ...]:
-    """A scan of the most steps, in which the body only runs while the loop goes on. Floats become NaN where it has not ended by then."""
+    """A scan of the most steps, in which the body only runs while the loop goes on. Floats become NaN where it has not ended by then.
+
+    Of the slices those of steps that ran are taken; how many these are is a size that depends on data.
+    """
     n, graph = len(state), nested.graph
+    slices = list(graph.outputs.values())[n:-1]
     consts = [*([] if count is None else [count]), *nested.captured]
     extra = 0 if count is None else 1
     bodies = _unlike([("i", TensorType(i64, ())), *((v.params["name"], _type(v)) for v in graph.inputs[1:])])
-    titles = [*list(graph.outputs)[:n], "goes_on"]
+    titles = [*list(graph.outputs)[:-1], "goes_on"]
 
     def act(i: Value, *rest: Value) -> list[Value]:
         after, goes_on = _step(graph, i, rest[:n], rest[n:])
         return [*after, goes_on]
 
     def stay(i: Value, *rest: Value) -> list[Value]:
-        return [*rest[:n], p.literal(False)]
+        return [*rest[:n], *(p.full(0, v.dtype, v.shape) for v in slices), p.literal(False)]
 
     acting, staying = (p.body_of(f, bodies, outputs=titles, name=t) for f, t in ((act, "step"), (stay, "stopped")))
 
@@ -529,15 +533,18 @@ def _masked(
         on, before, i, rest = given[0], given[1 : 1 + n], given[1 + n], given[2 + n :]
         runs = on if count is None else p.logical_and(on, p.less(i, rest[0]))
         *after, goes_on = p.cond(runs, [i, *before, *rest[extra:]], acting, staying)
-        return [goes_on, *after]
+        return [goes_on, *after, runs]
 
     inputs = [("running", TensorType(bool_, ())), *((v.params["name"], _type(v)) for v in graph.inputs[1 : 1 + n])]
     inputs += [("i", TensorType(i64, ())), *([("trips", TensorType(i64, ()))] * extra)]
     inputs += [(v.params["name"], _type(v)) for v in graph.inputs[1 + n :]]
-    body = p.body_of(step, _unlike(inputs), outputs=["next_running", *titles[:n]], name="bounded")
-    on, *last = looped([running, *state], [p.iota(bound)], consts, body, length=bound)
+    body = p.body_of(step, _unlike(inputs), outputs=["next_running", *titles[:-1], "ran"], name="bounded")
+    on, *found, ran = looped([running, *state], [p.iota(bound)], consts, body, length=bound)
+    if slices:
+        places = p.nonzero(ran, size=reading().fresh_dim(f"{name}_steps"))
+        found[n:] = [p.gather(v, places, axis=0) for v in found[n:]]
     unfinished = on if count is None else p.logical_and(on, p.less(p.dim(bound), count))
-    return tuple(_nan_where(unfinished, v) for v in last)
+    return tuple(_nan_where(unfinished, v) for v in found)
 
 
 def _nan_where(bad: Value, x: Value) -> Value:

@@ -213,11 +213,11 @@ def _recur(h: Value, r: Value) -> Value:
 # ---- the operators ---------------------------------------------------------------------------------------------------------------------
 
 
-@lowers("RNN", since=7)
+@lowers("RNN")
 def rnn(
     x: Value, w: Value, r: Value, b: Value | None = None, sequence_lens: Value | None = None, initial_h: Value | None = None, *,
     activation_alpha: tuple[float, ...] = (), activation_beta: tuple[float, ...] = (), activations: tuple[str, ...] = (),
-    clip: float | None = None, direction: str = "forward", hidden_size: int | None = None, layout: int = 0,
+    clip: float | None = None, direction: str = "forward", hidden_size: int | None = None, layout: int = 0, output_sequence: int = 0,
 ) -> tuple[Value, ...]:  # fmt: skip
     """h' = f(x w^T + h r^T + wb + rb)"""
     layer = _layer(x, w, r, sequence_lens, 1, hidden_size, direction, layout, clip)
@@ -234,11 +234,12 @@ def rnn(
     return layer.result(found)
 
 
-@lowers("GRU", since=7)
+@lowers("GRU")
 def gru(
     x: Value, w: Value, r: Value, b: Value | None = None, sequence_lens: Value | None = None, initial_h: Value | None = None, *,
     activation_alpha: tuple[float, ...] = (), activation_beta: tuple[float, ...] = (), activations: tuple[str, ...] = (),
     clip: float | None = None, direction: str = "forward", hidden_size: int | None = None, layout: int = 0, linear_before_reset: int = 0,
+    output_sequence: int = 0,
 ) -> tuple[Value, ...]:  # fmt: skip
     """h' = (1 - z) n + z h, with z and r the sigmoid gates, n = tanh(x + (r h) R^T + b), or r (h R^T + b) where linear_before_reset"""
     layer = _layer(x, w, r, sequence_lens, 3, hidden_size, direction, layout, clip)
@@ -279,12 +280,12 @@ def gru(
     return layer.result(found)
 
 
-@lowers("LSTM", since=7)
+@lowers("LSTM")
 def lstm(
     x: Value, w: Value, r: Value, b: Value | None = None, sequence_lens: Value | None = None, initial_h: Value | None = None,
     initial_c: Value | None = None, p_: Value | None = None, *, activation_alpha: tuple[float, ...] = (),
     activation_beta: tuple[float, ...] = (), activations: tuple[str, ...] = (), clip: float | None = None, direction: str = "forward",
-    hidden_size: int | None = None, input_forget: int = 0, layout: int = 0,
+    hidden_size: int | None = None, input_forget: int = 0, layout: int = 0, output_sequence: int = 0,
 ) -> tuple[Value, ...]:  # fmt: skip
     """c' = f c + i g, h' = o tanh(c'), with gates i, o, f, g of x w^T + h r^T + wb + rb and the peepholes of c"""
     layer = _layer(x, w, r, sequence_lens, 4, hidden_size, direction, layout, clip)
