@@ -297,7 +297,9 @@ def decay_by_step(decay: Value, heads: int, width: Dim) -> Value:
         each = p.transpose(decay, perm=(1, 0, 2))
         return p.broadcast(each, shape=(*each.shape, width), axes=(0, 1, 2))
     if not isinstance(last, int) and last != simplest(width * heads):
-        raise Unsupported(f"whether decay {decay.type!r} is one for each head depends on its last size; bind it with dims")
+        raise Unsupported(
+            f"whether decay {decay.type!r} is one for each head depends on its last size; bind it with dims"
+        )
     return by_step(decay, heads, "decay", width)
 
 
