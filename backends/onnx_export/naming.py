@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from ...algebra.graph import Value
 
@@ -18,10 +18,6 @@ class Names:
     def __init__(self, reserved: Iterable[str] = ()) -> None:
         self._taken: set[str] = set(reserved)
         self._next: dict[str, int] = {}
-
-    def reserve(self, name: str) -> None:
-        """Keep a name from being handed out."""
-        self._taken.add(name)
 
     def unique(self, wanted: str) -> str:
         """`wanted`, or `wanted_2`, `wanted_3`, ... where that is taken."""
@@ -47,8 +43,3 @@ def node_stem(value: Value | None, graph_name: str) -> str:
         return f"forward_{plain(graph_name) or 'graph'}"
     source = value.origin.source.name if value.origin.source else graph_name
     return "_".join(part for part in (value.origin.phase, plain(source) or "node", value.primitive.name) if part)
-
-
-def labels_of(graph_labels: Mapping[Value, str]) -> dict[int, str]:
-    """Labels by `id(value)`."""
-    return {id(v): label for v, label in graph_labels.items()}

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...algebra.dims import Dim, Shape, at_least, ceildiv, equal, is_static, is_zero, product, simplest
+from ...algebra.dims import Dim, Shape, at_least, ceildiv, equal, is_static, is_zero, simplest
 from ...algebra.errors import InconclusiveDim
 from ...algebra.types import DType, bool_, f32, i64
 from .program import Program, Tensor
@@ -257,10 +257,6 @@ class Ops:
         zero, one = self.number(0, i64), self.number(1, i64)
         return self.program.op("Range", (zero, self.dims.scalar(size), one), i64, (size,))
 
-    def full(self, value: Tensor, shape: Shape) -> Tensor:
-        """A scalar repeated."""
-        return self.expand(value, shape)
-
     # ---- reductions and contraction ----
 
     def reduce(self, type: str, x: Tensor, axes: Sequence[int], keep: bool = False) -> Tensor:
@@ -291,9 +287,6 @@ class Ops:
     def scaled(self, x: Tensor, factor: Dim) -> Tensor:
         """`factor * x`, the factor a number of elements."""
         return x if same(factor, 1) else self.binary("Mul", x, self.size(factor, x.dtype))
-
-    def count(self, shape: Sequence[Dim]) -> Dim:
-        return product(shape)
 
 
 def groups(before: Shape, after: Shape) -> list[tuple[list[int], list[int]]]:
