@@ -93,7 +93,7 @@ def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH})
-@click.version_option(package_name="pullback")
+@click.version_option(package_name="pullback", prog_name="pullback")
 def main() -> None:
     """Any ONNX inference model in, one explicit ONNX training step out.
 
