@@ -211,6 +211,15 @@ def test_dropout_without_a_ratio_or_outside_training_is_the_identity(ratio: Any,
     np.testing.assert_array_equal(run("Dropout", inputs, opset=13, fixed=fixed), x)
 
 
+def test_dropout_of_the_first_opsets_is_the_identity_where_it_is_a_test() -> None:
+    x = normal(2, 3).astype(np.float32) + 5
+    y, mask = run("Dropout", {"x": x}, opset=6, outputs=2, is_test=1)
+    np.testing.assert_array_equal(y, x)
+    np.testing.assert_array_equal(mask, np.ones_like(x))
+    y, mask = run("Dropout", {"x": x}, opset=6, outputs=2, ratio=0.75)
+    np.testing.assert_allclose(y, x * mask * 4, rtol=1e-6)
+
+
 def test_dropout_with_a_mode_that_is_fed_is_refused_by_name() -> None:
     with pytest.raises(Refusal, match=r"'node' \(Dropout.*training_mode must be known"):
         load(model_of("Dropout", {"x": normal(2), "r": HALF, "training_mode": TRUE}, opset=13, fixed=["r"]))

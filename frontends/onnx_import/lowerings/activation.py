@@ -280,6 +280,23 @@ def inference_dropout(x: Value, ratio: float, node: Node) -> Value:
     return y
 
 
+def drawn_dropout(x: Value, ratio: float, seed: int, node: Node) -> tuple[Value, Value]:
+    """`x mask / (1 - ratio)`, and the mask."""
+    if not 0 < ratio < 1:
+        raise Unsupported(f"ratio {ratio} is not in [0, 1)")
+    mask = kept_mask(node, x.shape, ratio, seed)
+    return p.select(mask, c.scale(x, 1 / (1 - ratio)), p.number(0, x)), mask
+
+
+@lowers("Dropout", since=1)
+def dropout_1(data: Value, *, ratio: float = 0.5, is_test: int = 0, node: Node) -> tuple[Value, Value]:
+    """x where `is_test`, else x mask / (1 - ratio); and the mask (in x's dtype)"""
+    if is_test or ratio == 0:
+        return inference_dropout(data, ratio, node), p.number(1, data)
+    y, mask = drawn_dropout(data, ratio, 0, node)
+    return y, c.as_number(mask, data.dtype)
+
+
 @lowers("Dropout", since=7)
 def dropout_7(data: Value, *, ratio: float = 0.5, node: Node) -> tuple[Value, Value]:
     """x; the mask is 1 (in x's dtype)"""
@@ -300,10 +317,7 @@ def dropout(data: Value, ratio: Value | None = None, training_mode: Value | None
     rate = 0.5 if ratio is None else scalar(ratio, "ratio")
     if not training or rate == 0:
         return inference_dropout(data, rate, node), p.full(True, bool_, data.shape)
-    if not 0 < rate < 1:
-        raise Unsupported(f"ratio {rate} is not in [0, 1)")
-    mask = kept_mask(node, data.shape, rate, seed)
-    return p.select(mask, c.scale(data, 1 / (1 - rate)), p.number(0, data)), mask
+    return drawn_dropout(data, rate, seed, node)
 
 
 def scalar(value: Value, what: str) -> float:
