@@ -103,6 +103,13 @@ CASES = [
     Case("MatMulNBits", [normal(2, 20), bytes_(3, 2, 8), normal(6)], dict(K=20, N=3, bits=4, block_size=16), fixed=(1, 2)),
     Case("MatMulNBits", [normal(2, 40), bytes_(3, 3, 8), normal(9), bytes_(6)], dict(K=40, N=3, bits=4, block_size=16), note="zero points", fixed=(1, 2, 3)),
     Case("MatMulNBits", [normal(2, 32), bytes_(3, 2, 16), normal(6), bytes_(6)], dict(K=32, N=3, bits=8, block_size=16), note="8 bits", fixed=(1, 2, 3)),
+    Case(
+        "MatMulNBits",
+        [normal(2, 32), bytes_(3, 2, 8), normal(6), None, ints([0, 1] * 16)],
+        dict(K=32, N=3, bits=4, block_size=16),
+        note="blocks by index",
+        fixed=(1, 2, 4),
+    ),
     Case("QLinearAdd", [A8, S1, Z1, bytes_(5), S2, Z2, S3, Z3]),
     Case("QLinearMul", [A8, S1, Z1, A8, S2, Z2, scalar(0.1), Z3]),
     Case("QLinearSigmoid", [A8, S1, Z1, scalar(1 / 256), scalar(0, np.uint8)]),

@@ -624,21 +624,24 @@ def matmul_n_bits(
         raise Unsupported(f"weights of {bits} bits{', prepacked,' if weight_prepacked else ''} are not handled")
     blocks = int(ceildiv(K, block_size))
     numbers = p.cast(_bits(p.reshape(b, shape=(N, blocks, block_size * bits // 8)), bits), dtype=scales.dtype)
-    steps = p.broadcast(p.reshape(scales, shape=(N, blocks)), shape=numbers.shape, axes=(0, 1))
+    numbers = p.slice(p.reshape(numbers, shape=(N, blocks * block_size)), start=(0, 0), limit=(N, K))
+    block_of = p.literal(np.arange(K, dtype=np.int64) // block_size)
+    if g_idx is not None:
+        block_of = p.slice(p.cast(g_idx, dtype=i64), start=(0,), limit=(K,))
+
+    def spread(v: Value) -> Value:
+        """One number per row and block as one per row and input."""
+        return p.gather(p.reshape(v, shape=(N, blocks)), block_of, axis=1)
+
     if zero_points is None:
         zero = p.number(2 ** (bits - 1), numbers)
     else:
         held = zero_points
         if held.dtype is u8:
-            row = int(ceildiv(blocks * bits, 8))
-            held = p.slice(_bits(p.reshape(held, shape=(N, row)), bits), start=(0, 0), limit=(N, blocks))
-        zero = p.broadcast(
-            p.cast(p.reshape(held, shape=(N, blocks)), dtype=scales.dtype), shape=numbers.shape, axes=(0, 1)
-        )
-    if g_idx is not None:
-        raise Unsupported("a group index per input (g_idx) is not handled")
-    weight = p.reshape(p.mul(c.sub(numbers, zero), steps), shape=(N, blocks * block_size))
-    weight = p.cast(p.slice(weight, start=(0, 0), limit=(N, K)), dtype=a.dtype)
+            held = p.reshape(held, shape=(N, int(ceildiv(blocks * bits, 8))))
+            held = p.slice(_bits(held, bits), start=(0, 0), limit=(N, blocks))
+        zero = spread(p.cast(held, dtype=scales.dtype))
+    weight = p.cast(p.mul(c.sub(numbers, zero), spread(scales)), dtype=a.dtype)
     y = p.dot(a, weight, contract=((a.rank - 1,), (1,)))
     return y if bias is None else p.add(y, broadcast_to(bias, y.shape))
 

@@ -19,6 +19,7 @@ from ....algebra.graph import Value
 from ....algebra.types import DType, dtype_of, f32, f64, i64
 from ..context import Node, Unsupported, require_equal
 from ..registry import Gradient, lowers, outside
+from .math import determinant
 
 ML = "ai.onnx.ml"
 Floats = tuple[float, ...]
@@ -244,18 +245,37 @@ def svm_classifier(
             return _label_of(index, labels, count), p.cast(both, dtype=f32)
         scores = p.concat(*(c.unsqueeze(s, (1,)) for s in pairs), axis=1)
         return _label_of(index, labels, count), p.cast(transformed(scores, post_transform), dtype=f32)
-    if count != 2:
-        raise Unsupported(
-            "the probabilities of more than two classes come from an iteration over pairs that has no closed form"
-        )
-    a, b = (
-        p.reshape(_parameter(node, n, v[:1], x.dtype), shape=()) for n, v in (("prob_a", prob_a), ("prob_b", prob_b))
+    shares = _shares(
+        pairs, _parameter(node, "prob_a", prob_a, x.dtype), _parameter(node, "prob_b", prob_b, x.dtype), count
     )
-    first = pairs[0]
-    inner = p.add(p.mul(first, p.broadcast(a, shape=first.shape, axes=())), p.broadcast(b, shape=first.shape, axes=()))
-    share = c.sigmoid(p.neg(inner))
-    both = p.concat(c.unsqueeze(share, (1,)), c.unsqueeze(c.sub(p.number(1, share), share), (1,)), axis=1)
-    return _label_of(p.argmax(both, axis=1), labels, count), p.cast(transformed(both, post_transform), dtype=f32)
+    return _label_of(p.argmax(shares, axis=1), labels, count), p.cast(transformed(shares, post_transform), dtype=f32)
+
+
+def _shares(pairs: Sequence[Value], a: Value, b: Value, count: int) -> Value:
+    """The probability of each class, `[N, classes]`, from those of the pairs, `r[i, j] = sigmoid(-(a f + b))` and `r[j, i] = 1 - r[i, j]`.
+
+    They minimise the sum of `(r[j, i] p[i] - r[i, j] p[j])^2` (Wu, Lin and Weng, 2004, second method): p is proportional to `adj(Q) 1`, whose
+    entries are determinants of Q with a column of ones. onnxruntime stops an iteration towards the same values at 0.005 / classes.
+    """
+    scores = p.concat(*(c.unsqueeze(s, (1,)) for s in pairs), axis=1)
+    inner = p.add(p.mul(scores, c.at_last(a, scores.shape)), c.at_last(b, scores.shape))
+    won = c.clamp(c.sigmoid(p.neg(inner)), p.number(1e-7, inner), p.number(1 - 1e-7, inner))
+    lost = c.sub(p.number(1, won), won)
+    if count == 2:
+        return p.concat(won, lost, axis=1)
+    order = {pair: k for k, pair in enumerate((i, j) for i in range(count) for j in range(i + 1, count))}
+    places = [order[min(i, j), max(i, j)] + (len(pairs) if i > j else 0) if i != j else 2 * len(pairs) for i in range(count) for j in range(count)]  # fmt: skip
+    nothing = p.full(0, won.dtype, (won.shape[0], 1))
+    entries = p.gather(p.concat(won, lost, nothing, axis=1), c.integers(places), axis=1)
+    r = p.reshape(entries, shape=(won.shape[0], count, count))
+    diagonal = p.equal(*(p.broadcast(p.iota(count), shape=r.shape, axes=(k,)) for k in (1, 2)))
+    squares = p.broadcast(p.reduce_sum(c.square(r), axes=(1,)), shape=r.shape, axes=(0, 2))
+    q = p.select(diagonal, squares, p.neg(p.mul(r, p.transpose(r, perm=(0, 2, 1)))))
+    full = (won.shape[0], count, count, count)
+    column = p.equal(*(p.broadcast(p.iota(count), shape=full, axes=(k,)) for k in (1, 3)))
+    replaced = p.select(column, p.full(1, q.dtype, full), p.broadcast(q, shape=full, axes=(0, 2, 3)))
+    minors: Value = determinant(replaced, count)
+    return p.div(minors, c.along(p.reduce_sum(minors, axes=(1,)), minors.shape, (1,)))
 
 
 def _part(x: Value, row: int, start: int, stop: int) -> Value:
