@@ -1,8 +1,8 @@
 """Pullback: any ONNX inference model in, one explicit ONNX training step out.
 
-    graph = pullback.load("model.onnx")
-    step = pullback.training_step(graph, loss="cross_entropy", optimizer="adamw", lr=1e-3)
-    step.save("train.onnx")
+graph = pullback.load("model.onnx")
+step = pullback.training_step(graph, loss="cross_entropy", optimizer="adamw", lr=1e-3)
+step.save("train.onnx")
 """
 
 from .algebra.errors import DimError, InconclusiveDim, PullbackError, Refusal, TypeMismatch

@@ -178,7 +178,9 @@ def _read(path: Path, entries: tuple[Entry, ...]) -> dict[str, np.ndarray]:
             names = ", ".join(e.name for e in entries)
             raise PullbackError(f"one .npy file cannot hold {names}: pass a folder with one file for each, or an .npz")
         case other:
-            raise PullbackError(f"cannot read data from {str(path)!r}: .npz, .npy, .csv and .parquet are read, not {other!r}")
+            raise PullbackError(
+                f"cannot read data from {str(path)!r}: .npz, .npy, .csv and .parquet are read, not {other!r}"
+            )
 
 
 def _csv(path: Path) -> dict[str, np.ndarray]:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from pullback.algebra import primitives as p
 from pullback.algebra.calculus.vjp import vjp
 from pullback.algebra.composites import log_softmax
@@ -714,7 +713,7 @@ def second_gradient(
 def test_second_derivatives_are_those_of_differences(name: str, target: Draw, options: dict[str, Any]) -> None:
     rng = np.random.default_rng(10)
     x, h = rng.normal(size=(3, 4)), 1e-6
-    t = target(rng, (3,) if "cross_entropy" == name or "softmax" in name else (3, 4))
+    t = target(rng, (3,) if name == "cross_entropy" or "softmax" in name else (3, 4))
     _, found, d = second_gradient(loss(name), x, t, options)
     ahead, _, _ = second_gradient(loss(name), x + h * d, t, options)
     behind, _, _ = second_gradient(loss(name), x - h * d, t, options)
@@ -767,7 +766,6 @@ FIRST = {r.loss: r for r in reversed(ROWS) if r.options["reduction"] == "mean"}
 @pytest.mark.parametrize("row", FIRST.values(), ids=lambda r: r.loss)
 def test_onnxruntime_computes_what_the_algebra_says(row: Row, dtype: DType) -> None:
     import onnxruntime as ort
-
     from pullback.backends.onnx_export.emit import to_onnx
 
     made = built(row.loss, [tensor(dtype, s) for s in row.shapes], row.options)

@@ -10,7 +10,6 @@ import math
 
 import numpy as np
 import pytest
-
 from pullback.algebra import primitives as p
 from pullback.algebra.dims import dim
 from pullback.algebra.evaluate import evaluate

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from pullback.algebra import primitives as p
 from pullback.algebra.errors import Refusal
 from pullback.algebra.evaluate import evaluate
@@ -442,7 +441,6 @@ def test_muon_says_that_it_takes_matrices_only() -> None:
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 def test_onnxruntime_moves_parameters_as_the_algebra_says(name: str, dtype: DType) -> None:
     import onnxruntime as ort
-
     from pullback.backends.onnx_export.emit import to_onnx
 
     start, grads = gradients((3, 4), dtype, 5)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from pullback.algebra import primitives as p
 from pullback.algebra.dims import dim
 from pullback.algebra.evaluate import evaluate
@@ -133,7 +132,6 @@ FEEDS = {"seed": np.asarray(-12345678901234), "step": np.asarray(3), "x": np.one
 
 def test_onnxruntime_draws_the_same_bits() -> None:
     import onnxruntime as ort
-
     from pullback.backends.onnx_export.emit import to_onnx
 
     graph = masks()
@@ -151,7 +149,6 @@ def test_iree_draws_the_same_bits(tmp_path: Path) -> None:
         "iree.runtime", reason="iree-base-runtime is not installed (pip install pullback[mlir])"
     )
     import onnx
-
     from pullback.backends.onnx_export.emit import to_onnx
 
     graph = masks()

@@ -8,14 +8,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from pullback.algebra import primitives as p
 from pullback.algebra.errors import Refusal
 from pullback.algebra.evaluate import evaluate
 from pullback.algebra.graph import Graph, Value, building
 from pullback.algebra.training.clipping import clip_by_global_norm, clip_by_norm, clip_by_value
 from pullback.algebra.training.schedules import (
-    SCHEDULES, Constant, Cosine, Exponential, Linear, OneCycle, Schedule, Sequential, schedule,
+    SCHEDULES,
+    Constant,
+    Cosine,
+    Exponential,
+    Linear,
+    OneCycle,
+    Schedule,
+    Sequential,
+    schedule,
 )  # fmt: skip
 from pullback.algebra.types import DType, bf16, f16, f32, f64, i64, tensor
 

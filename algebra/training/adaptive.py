@@ -14,8 +14,25 @@ from ..composites import along, drop_ones, expm1, mean, scale, sub, times, unsqu
 from ..graph import Value
 from ..types import TensorType, f32, f64
 from .optimizer import (
-    Context, Optimizer, Slot, complement, decayed, like, minus, negative, norm, outside_unit, over, power, regularized, root_mean_square,
-    scaled, second_moment, shifted, spread, toward,
+    Context,
+    Optimizer,
+    Slot,
+    complement,
+    decayed,
+    like,
+    minus,
+    negative,
+    norm,
+    outside_unit,
+    over,
+    power,
+    regularized,
+    root_mean_square,
+    scaled,
+    second_moment,
+    shifted,
+    spread,
+    toward,
 )  # fmt: skip
 
 __all__ = [

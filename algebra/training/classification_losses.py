@@ -18,7 +18,17 @@ from ..errors import Refusal
 from ..graph import Value
 from ..types import TensorType, f16, i64
 from .loss import (
-    Loss, Number, agreed, axis_of_classes, class_indices, constant, divided, per_class, quotient, reduced, same_as_output,
+    Loss,
+    Number,
+    agreed,
+    axis_of_classes,
+    class_indices,
+    constant,
+    divided,
+    per_class,
+    quotient,
+    reduced,
+    same_as_output,
 )  # fmt: skip
 
 __all__ = [

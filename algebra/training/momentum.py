@@ -11,7 +11,20 @@ from ..composites import clamp, sub
 from ..graph import Value
 from ..types import DTYPES, TensorType, f32, f64
 from .optimizer import (
-    Context, Optimizer, Slot, decayed, like, minus, negative, norm, outside_unit, over, regularized, scaled, shifted, spread,
+    Context,
+    Optimizer,
+    Slot,
+    decayed,
+    like,
+    minus,
+    negative,
+    norm,
+    outside_unit,
+    over,
+    regularized,
+    scaled,
+    shifted,
+    spread,
     toward,
 )  # fmt: skip
 

@@ -20,7 +20,7 @@ import onnx
 from ...algebra.graph import Value
 from .context import Node, Unsupported, reading
 
-__all__ = ["Gradient", "Lowering", "Static", "TABLE", "Tensors", "lookup", "lowers", "outside"]
+__all__ = ["TABLE", "Gradient", "Lowering", "Static", "Tensors", "lookup", "lowers", "outside"]
 
 Static = NewType("Static", np.ndarray)
 """An operand whose array must be known when the model is read; of objects where symbolic dims are inside."""
