@@ -18,8 +18,8 @@ The grammar (whitespace and newlines only separate; `#` starts a comment):
     name      = identifier ("." word)* | quoted
 
 A name that is no dotted identifier (`fc.weight`), or that ends in a number, is written in double quotes; a symbolic dim
-whose name is no identifier, in single quotes. So `h.0` is a node numbered inside `h`, and `"h.0"` a tensor of that name. What a type already states (the shape of a
-`broadcast`) and parameters at their defaults are left out.
+whose name is no identifier, in single quotes. So `h.0` is a node numbered inside `h`, and `"h.0"` a tensor of that name. What a type already
+states (the shape of a `broadcast`) and parameters at their defaults are left out.
 """
 
 from __future__ import annotations

@@ -197,8 +197,7 @@ def export(
         warnings.simplefilter("ignore")
         if exporter == "dynamo":
             dims = {i: torch.export.Dim(a) for i, a in enumerate(network.axes)}
-            varargs = isinstance(net, nn.Sequential)
-            options["dynamic_shapes"] = ((dims,),) if varargs and False else (dims,)
+            options["dynamic_shapes"] = (dims,)
             program = torch.onnx.export(net, (x,), dynamo=True, verbose=False, optimize=not keep_norms, **options)
             return program.model_proto
         file = io.BytesIO()

@@ -279,7 +279,7 @@ def test_value_and_gradient_are_those_of_pytorch(row: Row, dtype: DType) -> None
         given = {k: torch.tensor(v) for k, v in feeds.items()}
         for name in made.outputs:
             given[name].requires_grad_()
-        reference = {k: v for k, v in row.options.items()}
+        reference = dict(row.options)
         for k, v in reference.items():
             if isinstance(v, np.ndarray):
                 w = torch.tensor(v.astype(dtype.numpy))

@@ -36,7 +36,7 @@ def ctc_loss(input: Value, target: Value, input_lengths: Value | int, target_len
     x = input if batched else unsqueeze(input, (1,))
     x = p.transpose(x, perm=(1, 0, 2)) if batched and batch_first else x
     dtype = f64 if input.dtype is f64 else f32
-    steps, batch, classes = x.shape
+    batch = x.shape[1]
     times, sizes = (_lengths(v, batch) for v in (input_lengths, target_lengths))
     labels = p.cast(target, dtype=i64)
     labels = labels if batched else unsqueeze(labels, (0,))
@@ -159,7 +159,9 @@ def _run(alpha: Value, scores: Value, running: Value, leaps: Value) -> Value:
     inputs = [
         ("alpha", _type(alpha)), ("scores", _without_first(scores)), ("running", _without_first(running)), ("leaps", _type(leaps)),
     ]  # fmt: skip
-    body = body_of(lambda a, s, r, l: (_step(a, s, r, l),), inputs, name="ctc_step")
+    body = body_of(
+        lambda alpha, scores, running, leaps: (_step(alpha, scores, running, leaps),), inputs, name="ctc_step"
+    )
     return scan((alpha,), (scores, running), (leaps,), body, length=steps)[0]
 
 

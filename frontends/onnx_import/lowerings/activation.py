@@ -1,6 +1,7 @@
 """Activations, and the softmax family.
 
-At a kink the derivative is PyTorch's: 0 at relu's zero, the negative side's at the zero of LeakyRelu, PRelu, Elu, Celu and Selu, 0 at the bounds of HardSigmoid.
+At a kink the derivative is PyTorch's: 0 at relu's zero, the negative side's at the zero of LeakyRelu, PRelu, Elu, Celu and Selu, 0 at the
+bounds of HardSigmoid.
 The branch of a `select` that is not taken computes on a safe operand, so that neither its value nor its derivative can overflow.
 """
 

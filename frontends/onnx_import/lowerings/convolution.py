@@ -5,7 +5,8 @@ The form of a convolution is fixed, so that it can be recognised again. With spa
     Conv, group 1:   pad x[N, C, S..] -> window over S: [N, C, O.., K..] -> dot with w[M, C, K..] over C and K..: [N, O.., M] -> transpose: [N, M, O..]
     Conv, group G:   pad x -> reshape [N, G, C/G, S..] -> window: [N, G, C/G, O.., K..]
                      -> dot with w as [G, M/G, C/G, K..], batch G, over C/G and K..: [G, N, O.., M/G] -> transpose [N, G, M/G, O..] -> reshape [N, M, O..]
-    ConvTranspose, group 1:  dot x[N, C, S..] with w[C, M, K..] over C: [N, S.., M, K..] -> transpose [N, M, S.., K..] -> fold: [N, M, E..] -> slice off the pads
+    ConvTranspose, group 1:  dot x[N, C, S..] with w[C, M, K..] over C: [N, S.., M, K..] -> transpose [N, M, S.., K..]
+                     -> fold: [N, M, E..] -> slice off the pads
     ConvTranspose, group G:  reshape x to [N, G, C/G, S..] -> dot with w as [G, C/G, M/G, K..], batch G, over C/G: [G, N, S.., M/G, K..]
                      -> transpose [N, G, M/G, S.., K..] -> fold: [N, G, M/G, E..] -> reshape [N, M, E..] -> slice off the pads
 
