@@ -43,7 +43,7 @@ def unknown(proto: NodeProto, domain: str, opset: int) -> str | None:
         return None
     if (reason := OUTSIDE.get((domain, proto.op_type))) is not None:
         return reason
-    schema = schema_of(proto.op_type, domain, opset)
+    schema: Any = schema_of(proto.op_type, domain, opset)
     known = schema is not None and (schema.function_opset_versions or schema.context_dependent_function_opset_versions)
     return None if known else f"no lowering for {proto.op_type} at opset {opset}"
 
@@ -90,6 +90,9 @@ def call(body: FunctionProto, proto: NodeProto, node: Node, arguments: Sequence[
         inner.entries[name] = None
     given = {a.name: a for a in proto.attribute}
     given |= {a.name: a for a in body.attribute_proto if a.name not in given}
+    schema = schema_of(node.op_type, node.domain, node.opset)
+    if schema is not None:
+        given |= {k: a.default_value for k, a in schema.attributes.items() if k not in given and a.default_value.name}
     for statement in body.node:
         bound = NodeProto()
         bound.CopyFrom(statement)
