@@ -313,7 +313,8 @@ class Graph:
 
     `inputs` are input nodes in the order of the signature; their `role` parameter says what enters there. `roles` says the same of outputs,
     by name, and which parameter an input or output belongs to. `tensors` maps the names of the model's own tensors to nodes. `data` holds
-    initial values of inputs (parameters, state), by name. `constraints` are what the model forces upon its dims. `info` carries what only a border knows (the model it was read from), untouched by passes.
+    initial values of inputs (parameters, state), by name. `constraints` are what the model forces upon its dims. `info` carries what only a
+    border knows (the model it was read from), untouched by passes.
     """
 
     inputs: tuple[Value, ...]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import onnx
@@ -56,6 +57,6 @@ def data() -> dict[str, np.ndarray]:
 
 if __name__ == "__main__":
     onnx.save(model(), MODEL)
-    arrays = data()
-    np.savez_compressed(DATA, **{k: v.astype(np.float32) / 256 if "image" in k else v for k, v in arrays.items()})
+    arrays: dict[str, Any] = {k: v.astype(np.float32) / 256 if "image" in k else v for k, v in data().items()}
+    np.savez_compressed(DATA, **arrays)
     print(MODEL.stat().st_size, DATA.stat().st_size)

@@ -67,4 +67,5 @@ def main(model: str, data: str, trained: str, epochs: int = 1, batch_size: int =
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4])
+    model, data, trained = sys.argv[1:4]
+    main(model, data, trained)
