@@ -264,6 +264,18 @@ def too_new(model: onnx.ModelProto) -> None:
     model.opset_import[0].version = 999
 
 
+def unknown_element_type(model: onnx.ModelProto) -> None:
+    model.graph.input[0].type.tensor_type.elem_type = 99
+
+
+def unknown_element_type_of_a_weight(model: onnx.ModelProto) -> None:
+    model.graph.initializer[0].data_type = -1
+
+
+def endless_version(model: onnx.ModelProto) -> None:
+    model.opset_import.append(helper.make_opsetid("com.example", 1 << 40))
+
+
 def short_data(model: onnx.ModelProto) -> None:
     model.graph.initializer[0].raw_data = b"1234"
     model.graph.initializer[0].ClearField("float_data")
@@ -291,6 +303,9 @@ def output_that_nothing_makes(model: onnx.ModelProto) -> None:
         (shapeless, ["input 'x' has no shape"]),
         (strings, ["input 'x'", "string"]),
         (too_new, ["operator set 999"]),
+        (unknown_element_type, ["input 'x': 99 is no element type"]),
+        (unknown_element_type_of_a_weight, ["'w'", "-1 is no element type"]),
+        (endless_version, ["of com.example is no version"]),
         (short_data, ["'w'"]),
         (operands_that_do_not_fit, ["MatMul", "f32[N, 2]", "f32[3, 2]"]),
         (output_that_nothing_makes, ["'z'"]),
@@ -322,6 +337,37 @@ def test_file_that_is_no_model_is_refused(tmp_path: Path, content: bytes, messag
     path.write_bytes(content)
     with pytest.raises(Refusal, match=message):
         load(path)
+
+
+DAMAGED = """
+g (float[T, N] x, float[N] h0) => (float[N] hf, float[T, M] y) <float[4, 3, 1] k = {1, 2, 3, 4, 5, 6, 7, 8, 9, 8, 7, 6}, int64[3] s = {-1, 4, 0}> {
+  c = Constant <value = bool {1}> ()
+  u = If <then_branch = t () => (float[T, N] p) { p = Tanh (x) }, else_branch = e () => (float[T, N] q) { q = Neg (x) }> (c)
+  hf, ys = Scan <num_scan_inputs = 1, body = b (float[N] h, float[N] xi) => (float[N] ho, float[N] yo) { a = Add (h, xi)  ho = Tanh (a)  yo = Mul (ho, xi) }> (h0, u)
+  sh = Shape (ys)
+  up = Unsqueeze (ys, zero)
+  zero = Constant <value_ints = [0]> ()
+  last = Constant <value_ints = [2]> ()
+  w = Squeeze (k, last)
+  r = Reshape (ys, sh)
+  y = Softmax <axis = -1> (r)
+}"""
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_bytes_that_were_changed_give_a_model_or_one_clear_error(seed: int) -> None:
+    whole, rng, refused = parse(DAMAGED).SerializeToString(), np.random.default_rng(seed), 0
+    load(whole)
+    for _ in range(100):
+        changed = bytearray(whole)
+        for at in rng.integers(0, len(whole), rng.choice([1, 2, 6])):
+            changed[at] = rng.integers(256)
+        try:
+            load(bytes(changed))
+        except PullbackError as error:
+            assert str(error)
+            refused += 1
+    assert refused > 30
 
 
 def test_missing_file_is_refused(tmp_path: Path) -> None:

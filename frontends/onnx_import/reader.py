@@ -607,10 +607,21 @@ def load(model: str | os.PathLike[str] | ModelProto | bytes, *, dims: Mapping[st
         raise Refusal("cannot bound loops", [f"max_trips must be positive, found {max_trips}"])
     options = {"straight_through": straight_through, "max_trips": max_trips, "unroll": unroll}
     proto, base, name = open_model(model)
+    try:
+        return _loaded(proto, base, name, dims or {}, options)
+    except FAULTS as error:
+        if isinstance(error, PullbackError):
+            raise
+        raise Refusal(f"cannot read {name!r}", [f"the file is damaged: {type(error).__name__}: {error}"]) from error
+
+
+def _loaded(
+    proto: ModelProto, base: Path | None, name: str, dims: Mapping[str, int], options: Mapping[str, Any]
+) -> Graph:
     _check_file(proto, base, name)
     graph = functions.inlined(proto, name)
     bindings: dict[sympy.Symbol, Dim] = {}
-    for symbol, size in (dims or {}).items():
+    for symbol, size in dims.items():
         if not isinstance(size, int) or size < 1:
             raise Refusal(f"cannot bind dim {symbol!r}", [f"a positive int is required, found {size!r}"])
         bindings[dim(symbol)] = size
@@ -707,6 +718,8 @@ def _check_file(proto: ModelProto, base: Path | None, name: str) -> None:
     for entry in proto.opset_import:
         if entry.domain in ("", "ai.onnx") and not 1 <= entry.version <= newest:
             problems.append(f"operator set {entry.version} is not one of 1 to {newest}, which the onnx package knows")
+        elif not 0 <= entry.version < 1 << 31:
+            problems.append(f"operator set {entry.version} of {entry.domain} is no version")
     for tensor in _every_tensor(proto.graph):
         if tensor.data_location == TensorProto.EXTERNAL and (problem := external_problems(tensor, base)):
             problems.append(problem)

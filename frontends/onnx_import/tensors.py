@@ -22,6 +22,8 @@ def dtype_of_onnx(code: int) -> DType:
     try:
         return dtype_of(onnx.helper.tensor_dtype_to_np_dtype(code))
     except KeyError:
+        if code not in TensorProto.DataType.values():
+            raise PullbackError(f"{code} is no element type of ONNX") from None
         name = TensorProto.DataType.Name(code).lower()
         raise PullbackError(f"tensors of {name} are outside numerical graphs") from None
 
