@@ -259,10 +259,26 @@ def assuming(rewrites: Mapping[sympy.Expr, sympy.Expr]) -> Iterator[None]:
 
 def _under_assumptions(d: sympy.Expr) -> sympy.Expr:
     for _ in range(8):  # a rewrite may bring in what another takes away
-        moved = d.xreplace(_assumed)
+        moved = _multiples(d.xreplace(_assumed))
         if moved == d:
             return d
         d = _expand(moved)
+    return d
+
+
+def _multiples(d: sympy.Expr) -> sympy.Expr:
+    """`d` with what is assumed of a multiple, `2*(N//2)`, put into the terms that hold it, `6*M*(N//2)`."""
+    for left, right in _assumed.items():
+        times, atom = left.as_coeff_Mul()
+        if times == 1 or not d.has(atom):
+            continue
+        terms = [t.as_coeff_Mul() for t in sympy.Add.make_args(d)]
+        d = sympy.Add(
+            *(
+                c // times * m / atom * right if atom in sympy.Mul.make_args(m) and c % times == 0 else c * m
+                for c, m in terms
+            )
+        )
     return d
 
 
@@ -630,10 +646,12 @@ def solve(a: Dim, b: Dim) -> tuple[sympy.Symbol, Dim] | None:
 
 
 def solve_atom(a: Dim, b: Dim) -> tuple[sympy.Expr, Dim] | None:
-    """A quotient, remainder, minimum or maximum in `a == b` and what it must be, or None where none stands alone.
+    """A quotient, remainder, minimum or maximum in `a == b`, or a multiple of one, and what it must be; None where none stands alone.
 
     >>> solve_atom(dmin(dim("N"), 512), dim("N"))
     (DimMin(512, N), N)
+    >>> solve_atom(dim("N"), 2 * floordiv(dim("N"), 2))
+    (2*FloorDiv(N, 2), N)
     """
     difference = sympy.expand(sympy.sympify(a) - sympy.sympify(b))
     for term in sorted(difference.atoms(FloorDiv, Mod, DimMax, DimMin), key=lambda t: (-t.count_ops(), str(t))):
@@ -643,10 +661,10 @@ def solve_atom(a: Dim, b: Dim) -> tuple[sympy.Expr, Dim] | None:
         if nested or linear.has(term) or sympy.degree(linear, hidden) != 1:
             continue
         slope = linear.coeff(hidden, 1)
-        if slope in (1, -1):
-            value = sympy.expand(-(linear - slope * hidden) / slope)
+        if slope.is_Integer:
+            value = sympy.expand(-sympy.sign(slope) * (linear - slope * hidden))
             if not value.has(term, hidden):
-                return term, simplest(value)
+                return abs(slope) * term, simplest(value)
     return None
 
 
