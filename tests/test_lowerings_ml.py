@@ -6,10 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from one_node import ML, Case, check_emission, check_gradients, check_values, run_onnxruntime
 from onnx import helper
-from pullback.algebra.errors import Refusal
+from pullback.algebra.errors import PullbackWarning, Refusal
 from pullback.algebra.evaluate import evaluate
 from pullback.algebra.graph import Constant
 from pullback.backends.restore import restored
@@ -187,12 +188,31 @@ def test_labels_that_are_strings_are_refused_only_where_they_are_wanted() -> Non
         load(model("label", "scores"))
 
 
-def test_maps_are_outside() -> None:
+def test_scores_take_the_place_of_maps() -> None:
     node = helper.make_node("ZipMap", ["x"], ["y"], name="zip", domain=ML, classlabels_int64s=[0, 1])
     inputs = [helper.make_tensor_value_info("x", 1, ["N", 2])]
     graph = helper.make_graph([node], "g", inputs, [helper.make_tensor_value_info("y", 1, None)])
-    with pytest.raises(Refusal, match="sequence of maps is outside"):
-        load(helper.make_model(graph, opset_imports=[helper.make_opsetid(ML, 3), helper.make_opsetid("", 16)]))
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid(ML, 3), helper.make_opsetid("", 16)])
+    with pytest.warns(PullbackWarning, match="'y'.*sequence of maps is outside.*'x'"):
+        read = load(model)
+    assert list(read.outputs) == ["x"]
+
+
+def test_labels_that_are_strings_are_left_out() -> None:
+    text = """
+    <ir_version: 8, opset_import: ["" : 16]>
+    g (float[N] x) => (float[N] y, string[N] s) <string[1] names = {"a"}> { y = Neg (x) s = Identity (names) }"""
+    with pytest.warns(PullbackWarning, match="'s'.*strings"):
+        read = load(onnx.parser.parse_model(text))
+    assert list(read.outputs) == ["y"]
+
+
+def test_a_model_of_strings_alone_is_refused() -> None:
+    text = """
+    <ir_version: 8, opset_import: ["" : 16]>
+    g (float[N] x) => (string[N] s) <string[1] names = {"a"}> { s = Identity (names) }"""
+    with pytest.raises(Refusal, match="'s': strings"):
+        load(onnx.parser.parse_model(text))
 
 
 def test_a_trained_leaf_changes_the_value() -> None:

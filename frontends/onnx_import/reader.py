@@ -7,8 +7,11 @@ table in `registry`; what cannot be is collected, so that one refusal names ever
 from __future__ import annotations
 
 import difflib
+import math
 import os
-from collections import Counter
+import re
+import warnings
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import sympy
@@ -24,7 +28,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from ...algebra import primitives as p
 from ...algebra.dims import Dim, dim, substitute
-from ...algebra.errors import PullbackError, Refusal
+from ...algebra.errors import PullbackError, PullbackWarning, Refusal
 from ...algebra.graph import (
     Builder,
     Constant,
@@ -72,8 +76,41 @@ USES: dict[tuple[str, int], tuple[str, str, str]] = {
     ("MatMulIntegerToFloat", 3): ("frozen", "scale", "quantisation scale"),
     ("DynamicQuantizeMatMul", 2): ("frozen", "scale", "quantisation scale"),
     ("QAttention", 4): ("frozen", "scale", "quantisation scale"),
+    ("OneHot", 2): ("frozen", "values", "values of a one-hot tensor"),
+    ("RotaryEmbedding", 1): (
+        "frozen",
+        "cos",
+        "table of a rotary embedding",
+    ),  # positions in com.microsoft, from which the tables are one further
+    ("RotaryEmbedding", 2): ("frozen", "table", "table of a rotary embedding"),
+    ("RotaryEmbedding", 3): ("frozen", "sin", "table of a rotary embedding"),
+    ("GroupQueryAttention", 7): ("frozen", "cos", "table of a rotary embedding"),
+    ("GroupQueryAttention", 8): ("frozen", "sin", "table of a rotary embedding"),
+    ("STFT", 2): ("frozen", "window", "window of a transform"),
+    ("Pad", 2): ("frozen", "value", "padding value"),
+    ("Clip", 1): ("frozen", "min", "bound"),
+    ("Clip", 2): ("frozen", "max", "bound"),
 }
 USE_DOMAINS = ("", "ai.onnx", "com.microsoft")
+
+# where one number stands for all elements; a sum is left out, as one number may be the bias of one output
+BY_ELEMENT = frozenset({
+    "Clip", "Div", "Equal", "Expand", "Greater", "GreaterOrEqual", "IsNaN", "Less", "LessOrEqual", "Max", "Min", "Mod", "Mul", "Neg", "Pow", "Sqrt", "Sub",
+    "Where",
+})  # fmt: skip
+MASKED = BY_ELEMENT | {
+    "Add",
+    "Cast",
+    "Concat",
+    "Identity",
+    "Reshape",
+    "Slice",
+    "Squeeze",
+    "Sum",
+    "Unsqueeze",
+}  # where masks stand, but no tables or matrices
+NO_NAME = re.compile(r"(val_|onnx::\w+_)\d+")  # what PyTorch's exporters call values that have no name in the network
+HUGE = 1e30  # in the half of float32's exponents that no weight reaches, masks do
 
 
 class Poison:
@@ -95,10 +132,26 @@ Entry = Value | Tensors | Constant | Poison | None
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """A tensor of the file: its full name (with the path of the subgraph it stands in) and its data."""
+    """A tensor of the file: its full name (with the path of the subgraph it stands in), its data, and the operators that it serves."""
 
     name: str
     constant: Constant
+    serves: frozenset[str] = frozenset()
+    anonymous: bool = False
+
+    @property
+    def is_number(self) -> bool:
+        """Whether it is one number of a formula, as `sqrt(1/d)` in attention, not a weight."""
+        size = math.prod(self.constant.shape)
+        return size == 1 and self.anonymous and bool(self.serves) and self.serves <= BY_ELEMENT
+
+    @property
+    def is_mask(self) -> bool:
+        """Whether it holds what no weight does: infinities, or numbers that stand for them."""
+        if not self.serves or not self.serves <= MASKED:
+            return False
+        array = np.asarray(self.constant.array)
+        return array.size > 0 and not bool(np.all(np.abs(array) < min(HUGE, float(ml_dtypes.finfo(array.dtype).max))))
 
 
 class Body:
@@ -260,19 +313,19 @@ class Scope:
 
     def _store(self, name: str, make: Callable[[], Constant]) -> None:
         try:
-            self.entries[name] = _Stored(self.path + name, make())
+            serves = self.reader.serves.get(name, frozenset())
+            self.entries[name] = _Stored(self.path + name, make(), serves, NO_NAME.fullmatch(name) is not None)
         except FAULTS as error:
-            self.entries[name] = POISON
-            self.reader.blame(f"tensor {name!r}: {error}")
+            self.entries[name] = Missing(f"tensor {name!r}: {error}")
 
-    def run(self, graph: GraphProto, *, stored: bool = True) -> list[Argument]:
-        """Lower the nodes of a graph whose inputs are already bound here; the values of its outputs.
+    def run(self, graph: GraphProto, *, stored: bool = True, wanted: Sequence[str] | None = None) -> list[Argument]:
+        """Lower the nodes of a graph whose inputs are already bound here; the values of its outputs, or of the tensors that are wanted.
 
         The nodes are built in the current builder: this is how a branch that is always taken, or an unrolled body, is put in place.
         """
         if stored:
             self.store(graph)
-        outputs = [o.name for o in graph.output]
+        outputs = [o.name for o in graph.output] if wanted is None else wanted
         made = Counter(o for n in graph.node for o in n.output if o)
         if repeated := [repr(o) for o, n in made.items() if n > 1]:
             self.reader.blame(f"tensor {', '.join(repeated)} is made by more than one node")
@@ -388,7 +441,7 @@ class Scope:
                 constant = Constant(np.asarray(attribute.ints, np.int64))
             case _:
                 raise Unsupported(f"a Constant of {kind} is outside numerical graphs")
-        return _Stored(self.path + name, constant)
+        return _Stored(self.path + name, constant, self.reader.serves.get(name, frozenset()), anonymous=True)
 
 
 def _shown(argument: Argument | Poison) -> str:
@@ -555,6 +608,14 @@ class Reader:
     deep: Facts = field(default_factory=Facts)
     renamed: dict[tuple[str, int], str] = field(default_factory=dict)
     builder: Builder = field(default_factory=Builder)
+    serves: Mapping[str, frozenset[str]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        found: dict[str, set[str]] = defaultdict(set)
+        for node in _every_node(self.graph):
+            for name in node.input:
+                found[name].add(node.op_type if node.domain in USE_DOMAINS else f"{node.domain}.{node.op_type}")
+        self.serves = {name: frozenset(ops) for name, ops in found.items()}
 
     def blame(self, reason: str) -> None:
         self.reasons.append(reason)
@@ -575,8 +636,10 @@ class Reader:
 
     def _stored_value(self, stored: _Stored) -> Value:
         type_ = type_of(stored.constant)
-        role, _ = self.uses.get(stored.name, ("parameter", ""))
-        if type_.dtype.floating and type_.dtype.bits >= 16 and type_.rank > 0:
+        if type_.dtype.floating and type_.dtype.bits >= 16 and type_.rank > 0 and not stored.is_number:
+            if stored.name not in self.uses and stored.is_mask:
+                self.uses[stored.name] = ("frozen", "a mask: it holds infinities, or numbers that stand for them")
+            role, _ = self.uses.get(stored.name, ("parameter", ""))
             value = p.input(stored.name, type_, role=role)
             self.data[stored.name] = stored.constant
             return value
@@ -697,6 +760,14 @@ def open_model(model: str | os.PathLike[str] | ModelProto | bytes) -> tuple[Mode
     return proto, base, name
 
 
+def _every_node(graph: GraphProto) -> Iterator[NodeProto]:
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.GRAPH:
+                yield from _every_node(attribute.g)
+
+
 def _every_tensor(graph: GraphProto) -> Iterator[TensorProto]:
     yield from graph.initializer
     for sparse in graph.sparse_initializer:
@@ -767,16 +838,44 @@ def _read(reader: Reader, name: str, forced: Sequence[Constraint]) -> Graph:
             if info.name not in scope.entries and (v := _input(info, scope, reader)) is not None
         ]
         results: list[Argument] = []
+        wanted, unread = _numerical_outputs(graph)
         with suppress(Poisoned):
-            results = scope.run(graph, stored=False)
+            results = scope.run(graph, stored=False, wanted=wanted)
         if not graph.output:
             reader.blame("the model has no outputs")
-        bad = [o.name for o, r in zip(graph.output, results, strict=False) if not isinstance(r, Value)]
+        elif not wanted:
+            reader.reasons += [f"output {o!r}: {why}" for o, why in unread.items()]
+        bad = [o for o, r in zip(wanted, results, strict=False) if not isinstance(r, Value)]
         reader.reasons += [f"output {o!r} is a sequence, not a tensor" for o in bad]
         if reader.reasons:
             raise Refusal(f"cannot read {name!r}", reader.reasons)
-        outputs = {o.name: r for o, r in zip(graph.output, results, strict=True) if isinstance(r, Value)}
+        outputs = {o: r for o, r in zip(wanted, results, strict=True) if isinstance(r, Value)}
+    for output, why in unread.items():
+        warnings.warn(f"output {output!r} of {name!r} is left out: {why}", PullbackWarning, stacklevel=4)
+    reader.state.records["outputs_left_out"] = [(o, why) for o, why in unread.items()]
     return _graph(reader, name, inputs, outputs, forced, opsets)
+
+
+def _numerical_outputs(graph: GraphProto) -> tuple[list[str], dict[str, str]]:
+    """The outputs that are tensors of numbers, and why the others are left out. The scores before a `ZipMap` take the place of its maps."""
+    maker = {o: n for n in graph.node for o in n.output if n.op_type == "ZipMap" and n.domain == "ai.onnx.ml"}
+    wanted: dict[str, None] = {}
+    unread: dict[str, str] = {}
+    for output in graph.output:
+        kind = output.type.WhichOneof("value") or "tensor_type"
+        if output.name in maker:
+            scores = maker[output.name].input[0]
+            wanted[scores] = None
+            unread[output.name] = (
+                f"a sequence of maps is outside numerical graphs; the scores before it, {scores!r}, take its place"
+            )
+        elif kind != "tensor_type":
+            unread[output.name] = f"a {kind.removesuffix('_type')} is no tensor"
+        elif output.type.tensor_type.elem_type == TensorProto.STRING:
+            unread[output.name] = "strings are outside numerical graphs"
+        else:
+            wanted[output.name] = None
+    return list(wanted), unread
 
 
 def _graph(reader: Reader, name: str, inputs: list[Value], outputs: dict[str, Value],
