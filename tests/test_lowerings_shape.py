@@ -548,3 +548,22 @@ def test_sizes_that_exporters_compute_are_known_with_symbols(name: str) -> None:
     graph = load(text_model(text))
     assert shape_of(graph) == expected
     assert not any(n.primitive.name in ("dim", "concat", "div") for n in every_node(graph))
+
+
+@pytest.mark.parametrize("sizes", [
+    "n = Neg (t)  r = Mod (n, four)",
+    "m = Mod (t, four)  d = Sub (four, m)  r = Mod (d, four)",
+    "q = Sub (one, t)  e = Sub (q, one)  r = Mod (e, four)",
+])  # fmt: skip
+def test_padding_to_a_multiple_is_known_from_a_modulo_of_a_negative_size(sizes: str) -> None:
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 18]>
+    g (float[N, T] x) => (float[N, K, 4] y) <int64[1] one = {{1}}, int64[1] four = {{4}}, int64[1] zero = {{0}}, int64[3] s = {{0, -1, 4}}> {{
+      shape = Shape (x)  t = Gather (shape, one)  {sizes}
+      ends = Concat <axis = 0> (zero, zero, zero, r)  p = Pad (x, ends)  y = Reshape (p, s)
+    }}""")
+    graph = load(model)
+    assert graph.constraints == ()
+    for n in (1, 3, 4, 5, 8):
+        x = np.arange(2 * n, dtype=np.float32).reshape(2, n) + 1
+        wanted = np.pad(x, ((0, 0), (0, -n % 4))).reshape(2, -1, 4)
+        np.testing.assert_array_equal(evaluate(graph, {"x": x})["y"], wanted)

@@ -202,6 +202,17 @@ def test_sizes_that_the_model_forces_are_constraints() -> None:
     assert graph["y"].shape == graph["a"].shape == graph["b"].shape == graph["c"].shape
 
 
+@pytest.mark.parametrize(("setting", "use"), [
+    ("float[2] c = {0, 1}, int64 d = {3}", "i = ArgMax <axis = -1, keepdims = 0> (x)  y = OneHot (i, d, c)"),
+    ("float[1] c = {2.5}, int64[4] d = {0, 0, 0, 1}", "h = Mul (x, w)  y = Pad (h, d, c)"),
+    ("float[1] c = {-0.5}", "h = Mul (x, w)  y = Clip (h, c)"),
+])  # fmt: skip
+def test_what_an_operator_takes_as_a_setting_is_no_weight(setting: str, use: str) -> None:
+    graph = load(parse(f"g (float[N, 2] x) => (float[N, M] y) <float[2] w = {{1, 2}}, {setting}> {{ {use} }}"))
+    assert "c" in graph.info["frozen"]
+    assert "c" not in [v.name for v in graph.parameters]
+
+
 def test_one_tensor_used_as_weight_and_as_running_mean_is_split() -> None:
     text = """
     g (float[N, 2] x) => (float[N, 2] y) <float[2] zeros = {0, 0}, float[2] ones = {1, 1}> {

@@ -10,7 +10,7 @@ import numpy as np
 
 from ....algebra import composites as c
 from ....algebra import primitives as p
-from ....algebra.dims import Dim, at_least, is_one, simplest
+from ....algebra.dims import Dim, at_least, floordiv, is_one, simplest
 from ....algebra.errors import DimError, InconclusiveDim
 from ....algebra.graph import Value
 from ....algebra.types import DType, bool_, f32, f64, i64
@@ -135,6 +135,8 @@ def mod(a: Value, b: Value, *, fmod: int = 0) -> Value:
     remainder = p.rem(x, y)
     if fmod or x.dtype.kind == "u" or _not_negative(a, b):
         return remainder
+    if (left := _sizes_left(x, y)) is not None:
+        return left
     zero = p.number(0, x)
     other = p.logical_xor(p.less(remainder, zero), p.less(y, zero))
     return p.select(p.logical_and(other, c.not_equal(remainder, zero)), p.add(remainder, y), remainder)
@@ -143,6 +145,21 @@ def mod(a: Value, b: Value, *, fmod: int = 0) -> Value:
 def _not_negative(*xs: Value) -> bool:
     """Whether all are known integers, or dims, and none is negative."""
     return all(x.dtype.integral and (array := known(x)) is not None and _at_least_0(array) for x in xs)
+
+
+def _sizes_left(x: Value, y: Value) -> Value | None:
+    """`x - y * floor(x / y)` where both are known and are sizes, of whatever sign x is; None elsewhere."""
+    a, b = (known(v) if v.dtype.integral else None for v in (x, y))
+    if a is None or b is None or object not in (a.dtype, b.dtype):
+        return None
+    pairs = [(simplest(m), simplest(n)) for m, n in zip(a.ravel(), b.ravel(), strict=True)]
+    try:
+        if not all(at_least(n, 1) for _, n in pairs):
+            return None
+    except InconclusiveDim:
+        return None
+    left = [p.reshape(p.dim(simplest(m - n * floordiv(m, n))), shape=(1,)) for m, n in pairs]
+    return p.cast(p.reshape(p.concat(*left, axis=0), shape=x.shape), dtype=x.dtype)
 
 
 def _at_least_0(array: np.ndarray) -> bool:
