@@ -369,7 +369,7 @@ PARTS = "Parts, each in a file of its own"
     help="Option of the loss: a number, a list, true, a word, or a .npy file.",
 )
 @_option(
-    "--output", metavar="NAME", section=LOSS, help="The model's output that the loss takes; the only one by default."
+    "--output", metavar="NAME", section=LOSS, help="The model's output that the loss takes; the first one by default."
 )
 @_option("--class-axis", type=int, metavar="N", section=LOSS, help="Axis of the classes, where it is not 1.")
 @_option(
@@ -500,7 +500,19 @@ def train_step(model: str, path: str, losses: tuple[str, ...], loss_options: dic
     if not as_json:
         for part, file in also.items():
             click.echo(f"wrote {file}: {part.replace('_', ' ')}")
+        for term in step.signature.loss.get("terms", [step.signature.loss]):
+            click.echo(f"loss: {_said(term)}")
         click.echo(str(step.selection))
+
+
+def _said(term: Mapping[str, Any]) -> str:
+    """One loss of the signature in words."""
+    output = term.get("output")
+    text = str(term.get("name"))
+    text += f" on {output}" if isinstance(output, str) and output != text else ""
+    text += f", weight {term['weight']:g}" if "weight" in term else ""
+    text += f", computed on what enters its {term['fused']}" if term.get("fused") else ""
+    return text
 
 
 # ---- fit -------------------------------------------------------------------------------------------------------------------------------

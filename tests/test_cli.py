@@ -125,6 +125,16 @@ def test_train_step_says_what_it_wrote_and_what_is_trained() -> None:
     assert "  conv1.bias: named by freeze 'conv*'\n" in text
 
 
+def test_train_step_says_what_the_loss_is_on() -> None:
+    model = written(TWO.replace("Mul (y, w)", "Softmax (y)"))
+    assert "loss: mse_loss on y\n" in done("train-step", model, "-o", "t.onnx", "--loss", "mse")
+    assert "loss: cross_entropy on z, computed on what enters its softmax\n" in done(
+        "train-step", model, "-o", "t.onnx", "--output", "z"
+    )
+    text = done("train-step", model, "-o", "t.onnx", "--loss", "y=mse", "--loss", "z=l1_loss:0.5")
+    assert "loss: mse_loss on y, weight 1\nloss: l1_loss on z, weight 0.5\n" in text
+
+
 def test_train_step_as_json() -> None:
     data = json.loads(done("train-step", "digits.onnx", "-o", "train.onnx", "--freeze", "conv*", "--json"))
     assert data["file"] == "train.onnx"
