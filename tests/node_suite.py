@@ -65,7 +65,6 @@ LISTED: dict[str, dict[str, str]] = {
                 "test_einsum_batch_matmul_bfloat16",
                 "test_einsum_sum_bfloat16",
                 "test_onehot_with_bfloat16_values",
-                "test_range_bfloat16_type_positive_delta",
                 "test_unique_bfloat16_*",
             ),
             "onnxruntime has no bfloat16 kernels for it on a CPU",
