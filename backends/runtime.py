@@ -96,7 +96,9 @@ def _from_parts(parts: Parts, profile: str) -> _Models:
 
     def make(kind: str) -> ModelProto:
         graph: Graph = getattr(parts, graphs[kind])
-        return to_onnx(graph if profile == "native" else simplified(graph), profile=profile, target="onnxruntime", embed="frozen")
+        return to_onnx(
+            graph if profile == "native" else simplified(graph), profile=profile, target="onnxruntime", embed="frozen"
+        )
 
     def original() -> tuple[ModelProto, Sequence[Any], Path | None] | None:
         info = parts.graph.info

@@ -29,7 +29,13 @@ __all__ = ["combined", "save_standard_form", "standard_form"]
 def standard_form(step: Graph, evaluation: Graph, *, profile: str = "explicit", opset: int | None = None) -> ModelProto:
     """The model that runs as inference, with the training step in `training_info`."""
     signature = Signature.of(step)
-    whole = to_onnx(step if profile == "native" else simplified(step), profile=profile, target="onnxruntime", embed="all", opset=opset)
+    whole = to_onnx(
+        step if profile == "native" else simplified(step),
+        profile=profile,
+        target="onnxruntime",
+        embed="all",
+        opset=opset,
+    )
     outputs = [e.name for e in signature.outputs_of("output")]
     if any(signature.training.get(k) for k in OTHERWISE):
         inference = _inference(evaluation, outputs, profile, opset)
@@ -115,7 +121,13 @@ def _inference(evaluation: Graph, outputs: Collection[str], profile: str, opset:
         inputs=tuple(v for v in evaluation.inputs if v.params["role"] != "target"),
         info={**evaluation.info, "kind": "graph"},
     )
-    model = to_onnx(graph if profile == "native" else simplified(graph), profile=profile, target="onnxruntime", embed="all", opset=opset)
+    model = to_onnx(
+        graph if profile == "native" else simplified(graph),
+        profile=profile,
+        target="onnxruntime",
+        embed="all",
+        opset=opset,
+    )
     held = {t.name for t in model.graph.initializer}
     inputs = [i for i in model.graph.input if i.name not in held]
     del model.graph.input[:]
