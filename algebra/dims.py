@@ -650,8 +650,8 @@ def solve_atom(a: Dim, b: Dim) -> tuple[sympy.Expr, Dim] | None:
 
     >>> solve_atom(dmin(dim("N"), 512), dim("N"))
     (DimMin(512, N), N)
-    >>> solve_atom(dim("N"), 2 * floordiv(dim("N"), 2))
-    (2*FloorDiv(N, 2), N)
+    >>> [show(d) for d in solve_atom(dim("N"), 2 * floordiv(dim("N"), 2))]
+    ['2*(N//2)', 'N']
     """
     difference = sympy.expand(sympy.sympify(a) - sympy.sympify(b))
     for term in sorted(difference.atoms(FloorDiv, Mod, DimMax, DimMin), key=lambda t: (-t.count_ops(), str(t))):
