@@ -49,7 +49,9 @@ def _taken(op_type: str, at: int, opset: int) -> frozenset[str] | None:
         return None
     if not schema.inputs:
         return frozenset()
-    return frozenset(schema.inputs[min(at, len(schema.inputs) - 1)].types)
+    named = schema.inputs[min(at, len(schema.inputs) - 1)].type_str  # a type, or the name of a constraint
+    allowed = {c.type_param_str: c.allowed_type_strs for c in schema.type_constraints}
+    return frozenset(allowed.get(named, [named]))
 
 
 _NAMES = {"f64": "double", "f32": "float", "f16": "float16", "bf16": "bfloat16", "bool": "bool"}
