@@ -95,22 +95,18 @@ USE_DOMAINS = ("", "ai.onnx", "com.microsoft")
 
 # where one number stands for all elements; a sum is left out, as one number may be the bias of one output
 BY_ELEMENT = frozenset({
-    "Clip", "Div", "Equal", "Expand", "Greater", "GreaterOrEqual", "IsNaN", "Less", "LessOrEqual", "Max", "Min", "Mod", "Mul", "Neg", "Pow", "Sqrt", "Sub",
-    "Where",
+    "Clip", "Div", "Equal", "Expand", "Greater", "GreaterOrEqual", "IsNaN", "Less", "LessOrEqual", "Max", "Min", "Mod", "Mul", "Neg", "Pow", "Sqrt",
+    "Sub", "Where",
 })  # fmt: skip
-MASKED = BY_ELEMENT | {
-    "Add",
-    "Cast",
-    "Concat",
-    "Identity",
-    "Reshape",
-    "Slice",
-    "Squeeze",
-    "Sum",
-    "Unsqueeze",
-}  # where masks stand, but no tables or matrices
-NO_NAME = re.compile(r"(val_|onnx::\w+_)\d+")  # what PyTorch's exporters call values that have no name in the network
-HUGE = 1e30  # in the half of float32's exponents that no weight reaches, masks do
+# where masks stand, but no tables or matrices
+MASKED = BY_ELEMENT | {"Add", "Cast", "Concat", "Identity", "Reshape", "Slice", "Squeeze", "Sum", "Unsqueeze"}
+NORMS = frozenset({
+    "BatchNormalization", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "RMSNormalization",
+})  # fmt: skip
+# what PyTorch's exporters call values that have no name in the network, weights that were folded among them; and what they call constants of its code
+NO_NAME = re.compile(r"(val_|onnx::\w+_)\d+")
+IN_CODE = re.compile(r"(.*/)?Constant(_\d+)?_output_0|(.*[./])?(c_)?_?lifted_tensor_\d+")
+HUGE = 1e30  # no weight is as large, masks are
 
 
 class Poison:
@@ -142,16 +138,29 @@ class _Stored:
     @property
     def is_number(self) -> bool:
         """Whether it is one number of a formula, as `sqrt(1/d)` in attention, not a weight."""
-        size = math.prod(self.constant.shape)
-        return size == 1 and self.anonymous and bool(self.serves) and self.serves <= BY_ELEMENT
+        if math.prod(self.constant.shape) != 1:
+            return False
+        by_element = self.anonymous and bool(self.serves) and self.serves <= BY_ELEMENT
+        return by_element or IN_CODE.fullmatch(self.name) is not None
 
     @property
-    def is_mask(self) -> bool:
-        """Whether it holds what no weight does: infinities, or numbers that stand for them."""
-        if not self.serves or not self.serves <= MASKED:
-            return False
-        array = np.asarray(self.constant.array)
-        return array.size > 0 and not bool(np.all(np.abs(array) < min(HUGE, float(ml_dtypes.finfo(array.dtype).max))))
+    def no_weight(self) -> str | None:
+        """Why it is no weight though its operators take weights, or None.
+
+        Norms without weights are exported with scales of ones and biases of zeros, masks hold infinities or numbers that stand for them.
+        """
+        if IN_CODE.fullmatch(self.name):
+            return "a constant in the network's code, by the name that its exporter gave it"
+        if self.serves and self.serves <= NORMS and NO_NAME.fullmatch(self.name):
+            array = np.asarray(self.constant.array)
+            return (
+                "stands for a weight that the norm does not have" if np.all(array == 1) or np.all(array == 0) else None
+            )
+        if self.serves and self.serves <= MASKED:
+            array = np.asarray(self.constant.array)
+            usual = np.abs(array) < min(HUGE, float(ml_dtypes.finfo(array.dtype).max))
+            return None if np.all(usual) else "a mask: it holds infinities, or numbers that stand for them"
+        return None
 
 
 class Body:
@@ -637,8 +646,8 @@ class Reader:
     def _stored_value(self, stored: _Stored) -> Value:
         type_ = type_of(stored.constant)
         if type_.dtype.floating and type_.dtype.bits >= 16 and type_.rank > 0 and not stored.is_number:
-            if stored.name not in self.uses and stored.is_mask:
-                self.uses[stored.name] = ("frozen", "a mask: it holds infinities, or numbers that stand for them")
+            if stored.name not in self.uses and (reason := stored.no_weight):
+                self.uses[stored.name] = ("frozen", reason)
             role, _ = self.uses.get(stored.name, ("parameter", ""))
             value = p.input(stored.name, type_, role=role)
             self.data[stored.name] = stored.constant
