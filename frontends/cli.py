@@ -578,6 +578,8 @@ def fit(train: str, data: str, path: str, validation: str | None, epochs: int, b
         raise click.BadParameter("it needs --checkpoint, the file to go on from", param_hint="--resume")
     if checkpoint_every is not None and checkpoint is None:
         raise click.BadParameter("it needs --checkpoint, the file to write", param_hint="--checkpoint-every")
+    if checkpoint is not None and not Path(checkpoint).parent.is_dir():
+        raise Refusal(f"cannot write {checkpoint!r}", [f"there is no directory {str(Path(checkpoint).parent)!r}"])
     with _together(path, source=train) as at:
         trainer = Trainer.from_file(
             train, gradients=gradients, apply=apply_path, evaluation=evaluation, threads=threads

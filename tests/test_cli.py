@@ -666,6 +666,10 @@ def test_fit_accumulates_with_the_parts() -> None:
         (["t.onnx", "--data", "digits.npz", "--resume"], "needs --checkpoint"),
         (["t.onnx", "--data", "digits.npz", "--checkpoint-every", "3"], "needs --checkpoint"),
         (["t.onnx", "--data", "digits.npz", "--accumulate", "2"], "apply"),
+        (
+            ["t.onnx", "--data", "digits.npz", "--checkpoint", "nowhere/c.safetensors"],
+            "there is no directory 'nowhere'",
+        ),
         (["lower.onnx", "--data", "digits.npz"], "a training step is required"),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else "",
