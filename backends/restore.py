@@ -5,44 +5,88 @@ from __future__ import annotations
 import base64
 import copy
 import json
+import math
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import onnx
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
-from onnx.external_data_helper import load_external_data_for_tensor
+from google.protobuf.message import EncodeError
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_tensor
 
+from ..algebra.copies import copies
 from ..algebra.errors import PullbackError, Refusal
+from ..algebra.graph import Constant
+from .place import moved
 
-__all__ = ["EVALUATION", "OTHERWISE", "carried", "opened", "original_of", "packed", "restored", "unpacked", "written"]
+__all__ = [
+    "EVALUATION",
+    "OTHERWISE",
+    "array_of",
+    "carried",
+    "larger",
+    "opened",
+    "original_of",
+    "packed",
+    "restored",
+    "unpacked",
+    "written",
+]
 
 Split = tuple[str, str, str, int]
 """A tensor that the reader took apart: its own name, the stored tensor's, the first output of the node that reads it, and where."""
 _DATA = ("raw_data", "float_data", "double_data", "int32_data", "int64_data", "uint64_data")
 LARGEST = 1_900_000_000
+BESIDE_FROM = 1024  # elements: what shape inference reads stays in the model
+PAGE = 4096  # tensors in a file of their own start on a page, so that they can be mapped
 
 
 def opened(path: str | Path) -> ModelProto:
-    """A model with its external data."""
+    """A model with its external data, but for that of initializers that are inputs, which `array_of` reads where it lies."""
     try:
-        return onnx.load(path)
-    except (OSError, ValueError) as error:
+        model = onnx.load(path, load_external_data=False)
+        inputs = {i.name for i in model.graph.input}
+        _load_rest(model.graph, Path(path).parent, but=inputs)
+    except (OSError, ValueError, onnx.checker.ValidationError) as error:
         raise PullbackError(f"cannot read {str(path)!r}: {error}") from error
+    return model
+
+
+def array_of(tensor: TensorProto, base: Path) -> np.ndarray:
+    """The numbers of a tensor; those in another file are mapped, not read."""
+    if tensor.data_location != TensorProto.EXTERNAL or not all(tensor.dims):
+        return np.asarray(numpy_helper.to_array(tensor, str(base)))
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    info = ExternalDataInfo(tensor)
+    size = int(np.prod(tensor.dims)) * dtype.itemsize
+    if dtype.name in ("int4", "uint4", "int2", "uint2", "float4_e2m1fn") or info.length not in (None, size):
+        return np.asarray(numpy_helper.to_array(tensor, str(base)))
+    return np.memmap(base / info.location, dtype, "r", info.offset or 0, tuple(tensor.dims))
 
 
 def restored(
-    model: ModelProto, values: Mapping[str, np.ndarray], *, split: Iterable[Split] = (), base: Path | None = None
+    model: ModelProto,
+    values: Mapping[str, np.ndarray],
+    *,
+    split: Iterable[Split] = (),
+    base: Path | None = None,
+    fresh: bool = False,
 ) -> ModelProto:
-    """A copy of the model with these values in place of its stored tensors of those names.
+    """A copy of the model with these values in place of its stored tensors of those names; the model itself where it is `fresh`.
 
     Initializers, sparse ones, `Constant` nodes and the numbers in attributes are changed where they stand, in nested graphs and functions too, where a
     name is the path to it.
     """
-    new = ModelProto()
-    new.CopyFrom(model)
-    left = dict(values)
+    new = model
+    if not fresh:
+        new = ModelProto()
+        new.CopyFrom(model)
+    left = {**_copies(new, values), **values}
     for own, stored, output, place in split:
         if own in left:
             _split_off(new.graph, own, stored, output, place)
@@ -58,17 +102,62 @@ def restored(
 def written(model: ModelProto, path: str | Path) -> Path:
     """Write a model under a temporary name and move it into place; one of over 2 GB keeps its weights beside it."""
     target = Path(path)
-    temporary = target.with_name(f".{target.name}.tmp")
-    try:
-        if model.ByteSize() > LARGEST:
-            beside = f"{target.name}.data"
-            onnx.save_model(model, temporary, save_as_external_data=True, all_tensors_to_one_file=True, location=beside)
-        else:
-            onnx.save(model, temporary)
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with ExitStack() as stack:
+        if larger(model, LARGEST):
+            beside = target.with_name(f"{target.name}.data")
+            file = stack.enter_context(moved(beside))
+            for tensor in _tensors(model.graph):
+                _put_beside(tensor, file, beside.name)
+        stack.enter_context(moved(target)).write(model.SerializeToString())
     return target
+
+
+def larger(model: ModelProto, limit: int) -> bool:
+    """Whether a model takes more bytes than the limit. Protobuf copies a model to count it, and cannot count one of over 2 GB."""
+    try:
+        return sum(map(_nbytes, _tensors(model.graph))) > limit or bool(model.ByteSize() > limit)
+    except EncodeError:
+        return True
+
+
+def _nbytes(tensor: TensorProto) -> int:
+    """Bytes of a tensor's numbers in the model."""
+    if tensor.data_location == TensorProto.EXTERNAL or tensor.data_type in (TensorProto.STRING, TensorProto.UNDEFINED):
+        return 0
+    return math.prod(tensor.dims) * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+
+
+def _put_beside(tensor: TensorProto, file: BinaryIO, location: str) -> None:
+    """Move a tensor's data to another file, unless it is small."""
+    if np.prod(tensor.dims) < BESIDE_FROM or tensor.data_type == TensorProto.STRING:
+        return
+    data = tensor.raw_data or numpy_helper.from_array(numpy_helper.to_array(tensor)).raw_data
+    for name in _DATA:
+        tensor.ClearField(name)
+    file.write(bytes(-file.tell() % PAGE))
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", location), ("offset", str(file.tell())), ("length", str(len(data)))):
+        tensor.external_data.add(key=key, value=value)
+    file.write(data)
+
+
+def _copies(model: ModelProto, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The new values of stored matrices that are an exporter's copies of these."""
+    stored = {
+        t.name: Constant(
+            load=partial(numpy_helper.to_array, t),
+            shape=tuple(t.dims),
+            dtype=np.dtype(helper.tensor_dtype_to_np_dtype(t.data_type)),
+        )
+        for t in model.graph.initializer
+        if len(t.dims) == 2 and (t.raw_data or t.float_data or t.double_data)
+    }
+    found = copies(stored)
+    return {
+        copy: values[source].T if turned else values[source]
+        for copy, (source, turned) in found.items()
+        if source in values
+    }
 
 
 def _split_off(graph: GraphProto, own: str, stored: str, output: str, place: int) -> None:
@@ -175,10 +264,10 @@ def _replace(tensor: TensorProto, value: np.ndarray) -> None:
     tensor.raw_data = fresh.raw_data
 
 
-def _load_rest(graph: GraphProto, base: Path | None) -> None:
+def _load_rest(graph: GraphProto, base: Path | None, but: Collection[str] = ()) -> None:
     """Bring external data in, so that the written model is whole wherever it goes."""
     for tensor in _tensors(graph):
-        if tensor.data_location == TensorProto.EXTERNAL and not _stubbed(tensor):
+        if tensor.data_location == TensorProto.EXTERNAL and not _stubbed(tensor) and tensor.name not in but:
             if base is None:
                 raise PullbackError(f"tensor {tensor.name!r} lies in external data, but the model's folder is unknown")
             load_external_data_for_tensor(tensor, str(base))
@@ -259,7 +348,7 @@ def carried(
 
 def packed(key: str, model: ModelProto) -> dict[str, str]:
     """A model as text under a metadata key; nothing where it is larger than 64 MB."""
-    if model.ByteSize() > LARGEST_CARRIED:
+    if larger(model, LARGEST_CARRIED):
         return {}
     return {key: base64.b85encode(zlib.compress(model.SerializeToString())).decode("ascii")}
 
@@ -290,15 +379,15 @@ def _stubbed(tensor: TensorProto) -> str | None:
 
 
 def original_of(
-    model: ModelProto, value: Callable[[str], np.ndarray | None]
+    model: ModelProto, value: Callable[[str], np.ndarray | None], but: Collection[str] = ()
 ) -> tuple[ModelProto, list[Split], None] | None:
-    """The original model that a training step carries, its tensors taken from the step; None where it carries none."""
+    """The original model that a training step carries, its tensors taken from the step, `but` those; None where it carries none."""
     props = {prop.key: prop.value for prop in model.metadata_props}
     original = unpacked(model, MODEL)
     if original is None:
         return None
     for tensor in _tensors(original.graph):
-        if (name := _stubbed(tensor)) is not None:
+        if (name := _stubbed(tensor)) is not None and name not in but:
             found = value(name)
             if found is None:
                 raise PullbackError(f"the training step lacks the original model's tensor {name!r}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -29,7 +29,7 @@ from .data import Arrays, Batch, Data, converted, numpy_dtype, open_data
 from .metrics import Metric, metric_named
 from .onnx_export import to_onnx
 from .progress import Progress, progress_for
-from .restore import EVALUATION, LARGEST, OTHERWISE, opened, original_of, restored, unpacked, written
+from .restore import EVALUATION, LARGEST, OTHERWISE, array_of, larger, opened, original_of, restored, unpacked, written
 from .tensorfile import load_tensors, save_tensors
 from .trim import trimmed
 
@@ -79,9 +79,10 @@ class _Models:
     """The ONNX models of a step's parts, made or read when first needed, and first values."""
 
     def __init__(self, signature: Signature, initial: Callable[[str], np.ndarray | None], make: Callable[[str], ModelProto | None],
-                 original: Callable[[], tuple[ModelProto, Sequence[Any], Path | None] | None]) -> None:  # fmt: skip
+                 original: Callable[[Collection[str]], tuple[ModelProto, Sequence[Any], Path | None] | None]) -> None:  # fmt: skip
         self.signature, self.initial, self.original, self._make = signature, initial, original, make
         self.constants: tuple[str, ...] = ()  # frozen values that enter as inputs, where a file does not hold them
+        self.fresh = False  # whether `original` makes a new model each time
         self._made: dict[str, ModelProto | None] = {}
 
     def get(self, kind: str) -> ModelProto | None:
@@ -100,7 +101,7 @@ def _from_parts(parts: Parts, profile: str) -> _Models:
             graph if profile == "native" else simplified(graph), profile=profile, target="onnxruntime", embed="frozen"
         )
 
-    def original() -> tuple[ModelProto, Sequence[Any], Path | None] | None:
+    def original(but: Collection[str]) -> tuple[ModelProto, Sequence[Any], Path | None] | None:
         info = parts.graph.info
         return (info["model"], info.get("split", ()), info.get("base")) if "model" in info else None
 
@@ -117,7 +118,7 @@ def _from_files(path: str | Path, others: Mapping[str, str | Path]) -> _Models:
 
     def initial(name: str) -> np.ndarray | None:
         if name in stored:
-            return np.asarray(numpy_helper.to_array(stored[name]))
+            return array_of(stored[name], source.parent)
         return tensors.get(name)
 
     def make(kind: str) -> ModelProto | None:
@@ -129,9 +130,10 @@ def _from_files(path: str | Path, others: Mapping[str, str | Path]) -> _Models:
             return _filled(unpacked(model, EVALUATION), signature, initial)
         return None if kind == "apply" else model
 
-    models = _Models(signature, initial, make, lambda: original_of(model, initial))
+    models = _Models(signature, initial, make, lambda but: original_of(model, initial, but))
     known = {e.name for e in signature.inputs}
     models.constants = tuple(i.name for i in model.graph.input if i.name not in known)
+    models.fresh = True
     return models
 
 
@@ -209,7 +211,7 @@ class _Session:
 
 def _opened(model: ModelProto, options: ort.SessionOptions, providers: Sequence[str]) -> ort.InferenceSession:
     try:
-        if model.ByteSize() < LARGEST:
+        if not larger(model, LARGEST):
             return ort.InferenceSession(model.SerializeToString(), options, providers=list(providers))
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "part.onnx"
@@ -663,14 +665,17 @@ class Trainer:
         """
         split: Sequence[Any] = ()
         base: Path | None = None
+        trained = self._trained(average)
+        fresh = False
         if model is None:
-            found = self._models.original()
+            found = self._models.original(trained)
             if found is None:
                 raise PullbackError("the original model is not known: give model=")
             model, split, base = found
+            fresh = self._models.fresh
         elif not isinstance(model, ModelProto):
             model, base = opened(model), Path(model).parent
-        return written(restored(model, self._trained(average), split=split, base=base), path)
+        return written(restored(model, trained, split=split, base=base, fresh=fresh), path)
 
     def _trained(self, average: bool) -> dict[str, np.ndarray]:
         updated = set(self._updated_states().values())

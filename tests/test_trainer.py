@@ -9,6 +9,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,12 @@ import onnx
 import onnx.parser
 import onnxruntime as ort
 import pytest
+from google.protobuf.message import EncodeError
 from pullback.algebra.errors import PullbackError, Refusal
 from pullback.algebra.evaluate import evaluate
 from pullback.algebra.passes import default as simplified
 from pullback.algebra.training.step import TrainingStep, training_step
+from pullback.backends import restore
 from pullback.backends.onnx_export import save
 from pullback.backends.runtime import EarlyStopping, Trainer
 from pullback.demo import DATA, MODEL
@@ -367,6 +370,42 @@ def test_export_changes_the_weights_and_nothing_else(tmp_path: Path) -> None:
         model.graph.node[3].attribute[0].t.ClearField("raw_data")
         model.graph.node[3].attribute[0].t.ClearField("float_data")
     assert before.SerializeToString() == after.SerializeToString()
+
+
+def test_a_large_model_keeps_its_weights_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restore, "LARGEST", 500)
+    monkeypatch.setattr(restore, "BESIDE_FROM", 10)
+    run = trainer()
+    run.fit(samples(), progress=False)
+    x = samples(7, 9)["x"]
+    for _ in range(2):  # written again it takes no more place
+        run.export(tmp_path / "trained.onnx")
+        assert sorted(f.name for f in tmp_path.iterdir()) == ["trained.onnx", "trained.onnx.data"]
+        assert (tmp_path / "trained.onnx").stat().st_size < 3000
+        sizes = {f.name: f.stat().st_size for f in tmp_path.iterdir()}
+        (y,) = ort.InferenceSession(tmp_path / "trained.onnx").run(None, {"x": x})
+        np.testing.assert_allclose(y, run.predict({"x": x})["y"], rtol=1e-4, atol=1e-5)
+    assert sizes == {f.name: f.stat().st_size for f in tmp_path.iterdir()}
+
+
+def test_a_model_too_large_to_be_counted_is_large() -> None:
+    def byte_size() -> int:
+        raise EncodeError("Failed to serialize proto")
+
+    huge: Any = SimpleNamespace(ByteSize=byte_size, graph=onnx.GraphProto())
+    assert restore.larger(huge, 10)
+
+
+def test_weights_in_a_file_of_their_own_are_trained_and_exported(tmp_path: Path) -> None:
+    step = simplified(made().graph)
+    save(step, tmp_path / "one.onnx")
+    save(step, tmp_path / "two.onnx", external=True)
+    runs = [Trainer.from_file(tmp_path / f"{name}.onnx", threads=1) for name in ("one", "two")]
+    for name, run in zip(("one", "two"), runs, strict=True):
+        run.fit(samples(), progress=False)
+        run.export(tmp_path / f"{name}_trained.onnx")
+    assert runs[0].history.losses == runs[1].history.losses
+    assert (tmp_path / "one_trained.onnx").read_bytes() == (tmp_path / "two_trained.onnx").read_bytes()
 
 
 def test_merged_weights_are_taken_apart_at_export(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,6 +21,7 @@ from onnx import TensorProto
 from ...algebra.errors import Refusal
 from ...algebra.graph import Constant, Graph
 from ...algebra.types import dtype_of
+from ..place import moved
 from .emit import Emitted, emit, onnx_dtype, tensor_proto
 
 __all__ = ["EXTERNAL_FROM", "save", "verify_model", "write_safetensors"]
@@ -63,16 +64,16 @@ def write(emitted: Emitted, path: str | os.PathLike[str], *, external: bool | No
         written = []
         if emitted.beside:
             beside = place.with_suffix(".safetensors")
-            write_safetensors(stack.enter_context(_moved(beside)), emitted.beside)
+            write_safetensors(stack.enter_context(moved(beside)), emitted.beside)
             written.append(beside)
         if external and large:
             data = place.with_name(f"{place.name}.data")
-            file = stack.enter_context(_moved(data))
+            file = stack.enter_context(moved(data))
             for name, constant in large.items():
                 emitted.model.graph.initializer.append(_stored(file, data.name, name, constant))
             written.append(data)
             large = {}
-        model = stack.enter_context(_moved(place))
+        model = stack.enter_context(moved(place))
         model.write(emitted.model.SerializeToString())
         for name, constant in large.items():
             _append(model, name, constant)
@@ -107,19 +108,6 @@ def verify_model(model: onnx.ModelProto, apart: Mapping[str, Constant] | None = 
             checked.graph.input.append(onnx.helper.make_tensor_value_info(name, number, constant.shape))
     onnx.checker.check_model(checked, full_check=True)
     onnx.shape_inference.infer_shapes(checked, strict_mode=True, data_prop=True)
-
-
-@contextmanager
-def _moved(place: Path) -> Iterator[BinaryIO]:
-    """A file under another name in the same directory, moved into place when all is well, removed when not."""
-    aside = place.with_name(f".{place.name}.{os.getpid()}.tmp")
-    try:
-        with open(aside, "wb") as file:
-            yield file
-        os.replace(aside, place)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
 
 
 # ---- weights ---------------------------------------------------------------------------------------------------------------------------
