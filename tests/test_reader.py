@@ -11,6 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from pullback.algebra.errors import PullbackError, Refusal
 from pullback.algebra.evaluate import evaluate
+from pullback.backends.restore import restored
 from pullback.frontends.onnx_import import load
 
 F = TensorProto.FLOAT
@@ -419,3 +420,83 @@ def test_everything_that_stands_in_the_way_is_named_at_once() -> None:
     with pytest.raises(Refusal) as caught:
         load(parse(text))
     assert len(caught.value.reasons) == 3
+
+
+# ---- what PyTorch's exporters make of a network ----------------------------------------------------------------------------------------
+
+
+def _with(text: str, **stored: np.ndarray) -> onnx.ModelProto:
+    model = parse(text)
+    model.graph.initializer.extend(numpy_helper.from_array(v, k) for k, v in stored.items())
+    return model
+
+
+def _tied(name: str) -> onnx.ModelProto:
+    """An embedding whose transpose, under the exporter's name, makes logits."""
+    e = np.arange(20, dtype=np.float32).reshape(5, 4)
+    model = _with(
+        "g (int64[N] i) => (float[N, 5] y) { h = Gather (e, i) t = Tanh (h) y = MatMul (t, c) }", e=e, c=e.T.copy()
+    )
+    model.graph.initializer[1].name = model.graph.node[2].input[1] = name
+    return model
+
+
+@pytest.mark.parametrize("name", ["onnx::MatMul_9", "val_3", "transpose", "t_1"])
+def test_a_weight_that_was_written_twice_is_one_parameter(name: str) -> None:
+    model = _tied(name)
+    graph = load(model)
+    assert [v.params["name"] for v in graph.by_role("parameter")] == ["e"]
+    given = {"e": np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)}
+    assert [t.name for t in model.graph.initializer] == ["e", name], "the file that was given stays as it was"
+    back = {t.name: numpy_helper.to_array(t) for t in restored(model, given).graph.initializer}
+    np.testing.assert_array_equal(back[name], given["e"].T)
+
+
+def test_weights_with_names_of_their_own_are_not_tied() -> None:
+    assert [v.params["name"] for v in load(_tied("head.weight")).by_role("parameter")] == ["e", "head.weight"]
+
+
+def test_constants_in_the_code_of_a_network_are_no_weights() -> None:
+    ones, mask = np.ones(3, np.float32), np.float32([[0, -np.inf, 0]])
+    text = """g (float[N, 3, L] x) => (float[N, 3, L] y) {
+      a = InstanceNormalization (x, val_1, val_2)
+      b = InstanceNormalization (a, scale, bias)
+      c = Mul (b, val_3) d = Div (c, one) e = Transpose <perm = [0, 2, 1]> (d) f = Add (e, mask) s = Softmax (f) m = Mul (s, gain)
+      y = Transpose <perm = [0, 2, 1]> (m)
+    }"""
+    stored = {
+        "val_1": ones, "val_2": 0 * ones, "scale": ones, "bias": 0 * ones, "val_3": np.float32([0.5]), "one": np.float32([2]), "mask": mask,
+        "gain": np.float32([1]),
+    }  # fmt: skip
+    graph = load(_with(text, **stored))
+    assert [v.params["name"] for v in graph.by_role("parameter")] == ["scale", "bias", "one", "gain"]
+    assert set(graph.info["frozen"]) == {"val_1", "val_2", "mask"}
+
+
+def test_what_an_exporter_calls_a_constant_of_the_code_is_none() -> None:
+    text = """g (float[N, 3] x) => (float[N, 3] y) {
+      c = Constant <value = float[3] {1, 2, 3}> () w = Constant <value = float[3] {1, 2, 3}> () a = Mul (x, c) y = Add (a, w)
+    }"""
+    model = parse(text)
+    model.graph.node[0].output[0] = model.graph.node[2].input[1] = "/block/Constant_4_output_0"
+    assert [v.params["name"] for v in load(model).by_role("parameter")] == ["w"]
+
+
+# ---- sizes that the model forces -------------------------------------------------------------------------------------------------------
+
+
+def test_sizes_that_are_halved_and_doubled_are_multiples() -> None:
+    text = """g (float[N, 1, H, 8] x) => (float[N, 4, H, 8] y) {
+      a = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (x)
+      b = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (a)
+      c = Resize <mode = "nearest"> (b, , scales)
+      d = Concat <axis = 1> (a, c)
+      e = Resize <mode = "nearest"> (d, , scales)
+      f = Add (x, e)
+      y = Concat <axis = 1> (x, f, x)
+    }"""
+    graph = load(_with(text, scales=np.float32([1, 1, 2, 2])))
+    assert repr(graph["y"].type) == "f32[N, 4, H, 8]"
+    assert "4*(H//4) == H" in [str(c) for c in graph.constraints]
+    x = np.random.default_rng(0).standard_normal((2, 1, 8, 8)).astype(np.float32)
+    assert evaluate(graph, {"x": x})["y"].shape == (2, 4, 8, 8)

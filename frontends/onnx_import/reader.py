@@ -27,6 +27,7 @@ from google.protobuf.message import DecodeError
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from ...algebra import primitives as p
+from ...algebra.copies import NO_NAME
 from ...algebra.dims import Dim, dim, substitute
 from ...algebra.errors import PullbackError, PullbackWarning, Refusal
 from ...algebra.graph import (
@@ -50,6 +51,7 @@ from . import functions
 from .context import Node, Reading, Unify, Unsupported, session
 from .registry import Argument, Tensors, apply, lookup, schema_of
 from .tensors import constant_of, dtype_of_onnx, external_problems, sparse_constant, type_of
+from .tied import tied
 
 __all__ = ["Nested", "Scope", "load"]
 
@@ -103,8 +105,7 @@ MASKED = BY_ELEMENT | {"Add", "Cast", "Concat", "Identity", "Reshape", "Slice", 
 NORMS = frozenset({
     "BatchNormalization", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "RMSNormalization",
 })  # fmt: skip
-# what PyTorch's exporters call values that have no name in the network, weights that were folded among them; and what they call constants of its code
-NO_NAME = re.compile(r"(val_|onnx::\w+_)\d+")
+# what PyTorch's exporters call constants in a network's code
 IN_CODE = re.compile(r"(.*/)?Constant(_\d+)?_output_0|(.*[./])?(c_)?_?lifted_tensor_\d+")
 HUGE = 1e30  # no weight is as large, masks are
 
@@ -158,7 +159,7 @@ class _Stored:
             )
         if self.serves and self.serves <= MASKED:
             array = np.asarray(self.constant.array)
-            usual = np.abs(array) < min(HUGE, float(ml_dtypes.finfo(array.dtype).max))
+            usual = np.abs(array) < min(HUGE, float(ml_dtypes.finfo(array.dtype).max))  # type: ignore[no-untyped-call]
             return None if np.all(usual) else "a mask: it holds infinities, or numbers that stand for them"
         return None
 
@@ -691,6 +692,7 @@ def _loaded(
     proto: ModelProto, base: Path | None, name: str, dims: Mapping[str, int], options: Mapping[str, Any]
 ) -> Graph:
     _check_file(proto, base, name)
+    proto = tied(proto, base)
     graph = functions.inlined(proto, name)
     bindings: dict[sympy.Symbol, Dim] = {}
     for symbol, size in dims.items():
