@@ -122,9 +122,9 @@ def larger(model: ModelProto, limit: int) -> bool:
 
 def _nbytes(tensor: TensorProto) -> int:
     """Bytes of a tensor's numbers in the model."""
-    if tensor.data_location == TensorProto.EXTERNAL or tensor.data_type in (TensorProto.STRING, TensorProto.UNDEFINED):
+    if tensor.external_data or tensor.data_type in (TensorProto.STRING, TensorProto.UNDEFINED):
         return 0
-    return math.prod(tensor.dims) * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+    return math.prod(tensor.dims) * int(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
 
 
 def _put_beside(tensor: TensorProto, file: BinaryIO, location: str) -> None:

@@ -396,6 +396,14 @@ def test_a_model_too_large_to_be_counted_is_large() -> None:
     assert restore.larger(huge, 10)
 
 
+def test_weights_that_stand_elsewhere_do_not_count() -> None:
+    model = onnx.ModelProto()
+    model.graph.initializer.add(name="w", data_type=onnx.TensorProto.FLOAT, dims=[1 << 40])
+    assert restore.larger(model, 100)
+    model.graph.initializer[0].external_data.add(key="location", value="elsewhere")
+    assert not restore.larger(model, 100)
+
+
 def test_weights_in_a_file_of_their_own_are_trained_and_exported(tmp_path: Path) -> None:
     step = simplified(made().graph)
     save(step, tmp_path / "one.onnx")
