@@ -29,13 +29,13 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def converted(array: Any, entry: Entry) -> np.ndarray:
-    """An array in the dtype that an input takes; a float is never rounded to an integer."""
+    """An array in the dtype that an input takes; a float is never rounded to an integer, a text never read as a number."""
     given = np.asarray(array)
     wanted = numpy_dtype(entry.dtype)
     if given.dtype == wanted:
         return given
     integral = np.issubdtype(wanted, np.integer)
-    if integral and given.dtype.kind not in "iub":
+    if given.dtype.kind not in "iub" and (integral or given.dtype.kind in "SUOcMm"):
         raise PullbackError(f"{entry.name!r} takes {entry.dtype}, but the data holds {given.dtype}: cast it first")
     return given.astype(wanted)
 

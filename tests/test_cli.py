@@ -662,6 +662,7 @@ def test_fit_accumulates_with_the_parts() -> None:
         (["t.onnx", "--data", "nowhere.npz"], "nowhere.npz"),
         (["t.onnx", "--data", "digits.onnx"], "digits.onnx"),
         (["t.onnx", "--data", "half.npz"], "target"),
+        (["t.onnx", "--data", "text.npz"], "'image' takes float32, but the data holds |S1"),
         (["t.onnx", "--data", "digits.npz", "--metric", "accurcy"], "no metric 'accurcy'"),
         (["t.onnx", "--data", "digits.npz", "--resume"], "needs --checkpoint"),
         (["t.onnx", "--data", "digits.npz", "--checkpoint-every", "3"], "needs --checkpoint"),
@@ -678,6 +679,7 @@ def test_call_of_fit_is_refused(words: list[str], said: str) -> None:
     done("train-step", "digits.onnx", "-o", "t.onnx")
     done("lower", "digits.onnx", "-o", "lower.onnx")
     np.savez("half.npz", image=np.load("digits.npz")["image"])
+    np.savez("text.npz", image=np.full((4, 1, 8, 8), b"1"), target=np.zeros(4, np.int64))
     assert said in refused("fit", *words, "-o", "trained.onnx", "--no-progress")
 
 
