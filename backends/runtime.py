@@ -333,9 +333,10 @@ class Trainer:
 
     def values(self, *roles: str) -> dict[str, np.ndarray]:
         """Copies of the stored inputs of these roles (all of them without any), as they now are."""
-        return {
-            e.name: self._arrays[self._current][e.name].copy() for e in self._stored if not roles or e.role in roles
-        }
+        return {name: array.copy() for name, array in self._now(*roles).items()}
+
+    def _now(self, *roles: str) -> dict[str, np.ndarray]:
+        return {e.name: self._arrays[self._current][e.name] for e in self._stored if not roles or e.role in roles}
 
     def parameters(self) -> dict[str, np.ndarray]:
         """Copies of the trained parameters."""
@@ -679,12 +680,12 @@ class Trainer:
 
     def _trained(self, average: bool) -> dict[str, np.ndarray]:
         updated = set(self._updated_states().values())
-        values = {**self.parameters(), **{k: v for k, v in self.state().items() if k in updated}}
+        values = {**self._now("parameter"), **{k: v for k, v in self._now("state").items() if k in updated}}
         if average:
             means = {e.parameter: e.name for e in self.signature.inputs_of("slot") if e.slot == "ema"}
             if not means:
                 raise PullbackError("the step keeps no moving average of weights: make it with ema=0.999")
-            values |= {str(p): self._arrays[self._current][name].copy() for p, name in means.items()}
+            values |= {str(p): self._arrays[self._current][name] for p, name in means.items()}
         return self._merged(values)
 
     def _merged(self, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
