@@ -482,6 +482,13 @@ def test_what_an_exporter_calls_a_constant_of_the_code_is_none() -> None:
     assert [v.params["name"] for v in load(model).by_role("parameter")] == ["w"]
 
 
+def test_frequencies_of_rotary_positions_are_no_weights() -> None:
+    name = "model.rotary_emb.inv_freq"
+    model = _with("g (float[N, 3] x) => (float[N, 3] y) { y = Mul (x, f) }", f=np.float32([1, 0.1, 0.01]))
+    model.graph.initializer[0].name = model.graph.node[0].input[1] = name
+    assert list(load(model).info["frozen"]) == [name]
+
+
 # ---- sizes that the model forces -------------------------------------------------------------------------------------------------------
 
 

@@ -105,6 +105,8 @@ MASKED = BY_ELEMENT | {"Add", "Cast", "Concat", "Identity", "Reshape", "Slice", 
 NORMS = frozenset({
     "BatchNormalization", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "RMSNormalization",
 })  # fmt: skip
+# what networks call the buffers from which rotary positions come
+ROTARY = re.compile(r"(.*\.)?((original_)?inv_freq|(cos|sin)_cached|freqs_(cos|sin))")
 # what PyTorch's exporters call constants in a network's code
 IN_CODE = re.compile(r"(.*/)?Constant(_\d+)?_output_0|(.*[./])?(c_)?_?lifted_tensor_\d+")
 HUGE = 1e30  # no weight is as large, masks are
@@ -152,6 +154,8 @@ class _Stored:
         """
         if IN_CODE.fullmatch(self.name):
             return "a constant in the network's code, by the name that its exporter gave it"
+        if ROTARY.fullmatch(self.name):
+            return "a buffer, by its name: rotary positions come from it"
         if self.serves and self.serves <= NORMS and NO_NAME.fullmatch(self.name):
             array = np.asarray(self.constant.array)
             return (
