@@ -60,6 +60,8 @@ class FloorDiv(sympy.Function):
             found = _split_quotient(a, b)
         if found is None and _within(a, b):
             return sympy.Integer(0)
+        if found is None and a.is_Integer and a < 0 and _within(_expand(a + b), b):
+            return sympy.Integer(-1)
         return found
 
     def _eval_is_nonnegative(self) -> bool | None:

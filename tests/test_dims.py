@@ -160,6 +160,8 @@ def test_an_exact_quotient_is_exact(x: tuple, y: tuple) -> None:
         (floordiv(2 * N + 1, 4), floordiv(N, 2)),
         (floordiv(3 * N, 2), N + floordiv(N, 2)),
         (floordiv(4 * N + 3, 4), N),
+        (floordiv(-1, N), -1),
+        (floordiv(-2, N + 1), -1),
         (floordiv(floordiv(N, 2), 3), floordiv(N, 6)),
         (
             floordiv(floordiv(N - 1, 2) + 1 - 1, 2) + 1,
