@@ -26,6 +26,7 @@ from ..algebra.graph import Constant, Graph
 from ..algebra.passes import default as simplified
 from ..algebra.signature import Entry, Signature
 from .data import Arrays, Batch, Data, converted, numpy_dtype, open_data
+from .labels import check_labels, labels_of
 from .metrics import Metric, metric_named
 from .onnx_export import to_onnx
 from .progress import Progress, progress_for
@@ -293,6 +294,7 @@ class Trainer:
         self._sessions: dict[str, _Session] = {}
         self._stored = [e for e in self.signature.inputs if e.role not in FED]
         self.entries = tuple(e for e in self.signature.inputs if e.role in FED)
+        self._labels = labels_of(self.signature)
         self._arrays: tuple[Arrangement, Arrangement] = ({}, {})
         self._values: tuple[dict[str, ort.OrtValue], dict[str, ort.OrtValue]] = ({}, {})
         self._constants: Arrangement = {}
@@ -472,6 +474,7 @@ class Trainer:
         missing = [e.name for e in self.entries if e.name not in batch]
         if missing:
             raise Refusal("a batch lacks inputs", [f"no {n!r}" for n in missing])
+        check_labels(batch, self._labels)
         return {e.name: _entering(batch[e.name], e) for e in self.entries}
 
     # ---- evaluation ----

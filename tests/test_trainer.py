@@ -533,3 +533,19 @@ def test_accumulated_batches_see_masks_of_their_own() -> None:
     alone = run.gradients(batch)[0]  # of the next step
     assert run.accumulated([batch, batch]) != alone
     assert int(run.values("seed")["seed"]) == 0
+
+
+@pytest.mark.parametrize("label", [-1, 10, 2**40])
+def test_a_label_that_is_no_class_is_refused(label: int) -> None:
+    step = training_step(load(MODEL), loss="cross_entropy", optimizer="sgd", lr=0.1)
+    target = np.array([1, label, -100], np.int64)
+    with pytest.raises(PullbackError, match=rf"'target' holds the label {label}, where classes are 0 to 9"):
+        Trainer(step).step({"image": np.zeros((3, 1, 8, 8), np.float32), "target": target})
+
+
+def test_the_ignored_label_is_taken() -> None:
+    step = pullback.training_step(
+        MODEL, loss="cross_entropy", loss_options={"ignore_index": 77}, optimizer="sgd", lr=0.1
+    )
+    target = np.array([1, 77], np.int64)
+    assert np.isfinite(Trainer(step).step({"image": np.zeros((2, 1, 8, 8), np.float32), "target": target}))
