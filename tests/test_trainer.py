@@ -544,8 +544,7 @@ def test_a_label_that_is_no_class_is_refused(label: int) -> None:
 
 
 def test_the_ignored_label_is_taken() -> None:
-    step = pullback.training_step(
-        MODEL, loss="cross_entropy", loss_options={"ignore_index": 77}, optimizer="sgd", lr=0.1
-    )
-    target = np.array([1, 77], np.int64)
-    assert np.isfinite(Trainer(step).step({"image": np.zeros((2, 1, 8, 8), np.float32), "target": target}))
+    options = {"ignore_index": 77}
+    step = training_step(load(MODEL), loss="cross_entropy", loss_options=options, optimizer="sgd", lr=0.1)
+    batch = {"image": np.zeros((2, 1, 8, 8), np.float32), "target": np.array([1, 77], np.int64)}
+    assert np.isfinite(Trainer(step).step(batch))
