@@ -473,12 +473,15 @@ def test_constants_in_the_code_of_a_network_are_no_weights() -> None:
     assert set(graph.info["frozen"]) == {"val_1", "val_2", "mask"}
 
 
-def test_what_an_exporter_calls_a_constant_of_the_code_is_none() -> None:
+@pytest.mark.parametrize(
+    "name", ["/block/Constant_4_output_0", "Constant_output_0", "lifted_tensor_0", "clone", "clone_3"]
+)
+def test_what_an_exporter_calls_a_constant_of_the_code_is_none(name: str) -> None:
     text = """g (float[N, 3] x) => (float[N, 3] y) {
       c = Constant <value = float[3] {1, 2, 3}> () w = Constant <value = float[3] {1, 2, 3}> () a = Mul (x, c) y = Add (a, w)
     }"""
     model = parse(text)
-    model.graph.node[0].output[0] = model.graph.node[2].input[1] = "/block/Constant_4_output_0"
+    model.graph.node[0].output[0] = model.graph.node[2].input[1] = name
     assert [v.params["name"] for v in load(model).by_role("parameter")] == ["w"]
 
 

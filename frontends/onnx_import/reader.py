@@ -108,7 +108,7 @@ NORMS = frozenset({
 # what networks call the buffers from which rotary positions come
 ROTARY = re.compile(r"(.*\.)?((original_)?inv_freq|(cos|sin)_cached|freqs_(cos|sin))")
 # what PyTorch's exporters call constants in a network's code
-IN_CODE = re.compile(r"(.*/)?Constant(_\d+)?_output_0|(.*[./])?(c_)?_?lifted_tensor_\d+")
+IN_CODE = re.compile(r"(.*/)?Constant(_\d+)?_output_0|(.*[./])?(c_)?_?lifted_tensor_\d+|clone(_\d+)?")
 HUGE = 1e30  # no weight is as large, masks are
 
 
