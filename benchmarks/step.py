@@ -21,11 +21,10 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 import onnxruntime
+import pullback
 import torch
 from torch import nn
 from torch.nn import functional
-
-import pullback
 
 LR = 0.01
 
