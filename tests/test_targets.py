@@ -95,6 +95,24 @@ def test_several_symbolic_axes_are_merged_apart_for_torch_mlir() -> None:
     assert count == {"onnxruntime": 1, "onnx-mlir": 1, "torch-mlir": 2, "iree": 2}
 
 
+def test_vectors_are_multiplied_by_stacks_as_matrices_for_the_compilers_that_need_it() -> None:
+    with building():
+        x, w = p.input("x", tensor(f32, (N, 2, 4))), p.input("w", tensor(f32, (4,)))
+        y = p.dot(x, w, contract=((2,), (0,)), batch=((), ()))
+        z = p.dot(w, p.transpose(x, perm=(0, 2, 1)), contract=((0,), (1,)), batch=((), ()))
+        graph = Graph((x, w), {"y": y, "z": z}, "g")
+    feeds = {"x": np.arange(24, dtype=np.float32).reshape(3, 2, 4), "w": np.float32([1, 2, 0, -1])}
+    for target in TARGETS:
+        model = to_onnx(graph, target=target)
+        ranks = {v.name: len(v.type.tensor_type.shape.dim) for v in (*model.graph.input, *model.graph.value_info)}
+        products = [n for n in model.graph.node if n.op_type == "MatMul"]
+        if target in ("torch-mlir", "iree"):
+            assert all(min(ranks[i] for i in n.input) > 1 for n in products)
+        got, want = run(model, feeds), evaluate(graph, feeds)
+        for name, value in want.items():
+            np.testing.assert_allclose(got[name], value)
+
+
 # ---- the checker -----------------------------------------------------------------------------------------------------------------------
 
 
@@ -267,6 +285,24 @@ def test_three_steps_compiled_with_iree_are_those_of_onnxruntime(network: Any, s
             assert found[name].shape == value.shape, name
             np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5, err_msg=f"{name} of step {i}")
         feeds |= {carried[k]: v for k, v in wanted.items() if k in carried}
+
+
+@pytest.mark.filterwarnings("ignore")  # the importers of MLIR warn of their own deprecations
+def test_two_scatters_into_symbolic_zeros_do_not_meet_in_one_buffer_of_iree() -> None:
+    with building():
+        u, i, j = p.input("u", tensor(f32, (N, 3))), p.input("i", tensor(i64, (N,))), p.input("j", tensor(i64, (N,)))
+        first, second = (p.scatter_add(u, at, axis=0, size=2 * N) for at in (i, j))
+        graph = Graph((u, i, j), {"first": first, "second": second, "sum": p.add(p.exp(first), second)}, "g")
+    model = to_onnx(graph, target="iree")
+    assert "ScatterND" not in [n.op_type for n in model.graph.node]
+    feeds = {
+        "u": np.arange(12, dtype=np.float32).reshape(4, 3),
+        "i": np.int64([0, 7, 0, -1]),
+        "j": np.int64([1, 2, 2, 0]),
+    }
+    wanted = evaluate(graph, feeds)
+    for found, value in zip(compiled(model)(*feeds.values()), wanted.values(), strict=True):
+        np.testing.assert_allclose(np.asarray(found), value, rtol=1e-5)
 
 
 def test_a_compiler_is_told_the_flags_that_a_dtype_needs() -> None:

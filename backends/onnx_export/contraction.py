@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...algebra import primitives as p
-from ...algebra.dims import Dim, product, simplest
+from ...algebra.dims import Dim, is_static, product, simplest
 from ...algebra.graph import Value
 from ...algebra.types import bool_, i64
 from .emission import Emission
@@ -364,7 +364,8 @@ def _scatter_add(e: Emission, v: Value) -> View:
     if not n:  # one index; compilers want a list of them
         indices, updates = e.ops.unsqueeze(indices, [0]), e.ops.unsqueeze(updates, [0])
     shape = (size, *(u.shape[a] for a in rest))
-    if e.ops.target.scatter == "scatter_nd" and e.ops.opset >= 16:
+    target = e.ops.target
+    if target.scatter == "scatter_nd" and e.ops.opset >= 16 and (is_static(shape) or not target.shares_zeros):
         tensor = _scatter_nd(e.ops, updates, indices, shape)
     else:
         tensor = _scatter_by_one_hot(e.ops, updates, indices, shape)

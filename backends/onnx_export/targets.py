@@ -24,9 +24,11 @@ class Target:
     """What one consumer of ONNX takes.
 
     `opset` is written unless another is asked for. `embed` is where initial values live. `scatter` is how scatter_add is written: `scatter_nd` or as a
-    product with a `one_hot` matrix. `bool_by_where` writes a bool as a number by Where, not by Cast. `negative_steps` allows a Slice to run
-    backwards, `scan_backwards` a Scan. `where_bool` allows a Where of bools. `merges_apart`
-    asks for several symbolic axes to be merged in a Reshape of their own. `slow_moves` says that selecting and padding element by element is slow
+    product with a `one_hot` matrix; the latter too where `shares_zeros` says that equal tensors of zeros of a symbolic shape are one
+    buffer there, in which the second scatter finds what the first one wrote. `bool_by_where` writes a bool as a number by Where, not by Cast.
+    `negative_steps` allows a Slice to run backwards, `scan_backwards` a Scan. `where_bool` allows a Where of bools. `merges_apart`
+    asks for several symbolic axes to be merged in a Reshape of their own, `vectors_alone` for a vector to be multiplied by one matrix or as a matrix,
+    not by a stack of them. `slow_moves` says that selecting and padding element by element is slow
     there, so that other forms with the same result are taken. `detours` maps an operator and a dtype without a kernel to the dtype in
     which it is computed instead. `dtypes` and `lacking` say what is refused, a dtype or a primitive in a dtype, and why. `flags` are what a
     compiler must be told for a dtype to be right. `control` are the control-flow primitives, each with what must be static.
@@ -37,11 +39,13 @@ class Target:
     opset: int
     embed: str
     scatter: str
+    shares_zeros: bool = False
     bool_by_where: bool = False
     negative_steps: bool = True
     scan_backwards: bool = True
     where_bool: bool = False
     merges_apart: bool = False
+    vectors_alone: bool = False
     slow_moves: bool = False
     detours: Mapping[tuple[str, DType], DType] = field(default_factory=dict)
     dtypes: Mapping[DType, str] = field(default_factory=dict)
@@ -137,6 +141,7 @@ TARGETS: Mapping[str, Target] = {
             negative_steps=False,
             scan_backwards=False,
             merges_apart=True,
+            vectors_alone=True,
             detours=ONNX_DETOURS,
             lacking={
                 ("while", d): "a loop ends there only by its trip count, not by its test"
@@ -150,10 +155,12 @@ TARGETS: Mapping[str, Target] = {
             22,
             "frozen",
             "scatter_nd",
+            shares_zeros=True,
             bool_by_where=True,
             negative_steps=False,
             scan_backwards=False,
             merges_apart=True,
+            vectors_alone=True,
             detours=ONNX_DETOURS,
             lacking={(name, f64): _NO_FUNCTION for name in ("tanh", "sin", "cos", "erf")}
             | {
