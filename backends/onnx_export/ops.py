@@ -278,8 +278,11 @@ class Ops:
         via = self.target.detour("MatMul", x.dtype)
         if via is not None:
             return self.cast(self.matmul(self.cast(x, via), self.cast(y, via)), x.dtype)
-        if y.rank == 1 and x.op is not None and x.op.type in ("Transpose", "Cast"):
+        apart = self.target.vectors_alone and max(x.rank, y.rank) > 2
+        if y.rank == 1 and (apart or (x.op is not None and x.op.type in ("Transpose", "Cast"))):
             return self.squeeze(self.matmul(x, self.unsqueeze(y, (1,))), (x.rank - 1,))
+        if x.rank == 1 and apart:
+            return self.squeeze(self.matmul(self.unsqueeze(x, (0,)), y), (y.rank - 2,))
         lead = broadcast_shape(x.shape[:-2], y.shape[:-2])
         shape = (*lead, *x.shape[-2:-1], *(y.shape[-1:] if y.rank > 1 else ()))
         return self.program.op("MatMul", (x, y), x.dtype, shape)
