@@ -27,7 +27,7 @@ from google.protobuf.message import DecodeError
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from ...algebra import primitives as p
-from ...algebra.copies import NO_NAME
+from ...algebra.copies import NO_NAME, copies
 from ...algebra.dims import Dim, dim, substitute
 from ...algebra.errors import PullbackError, PullbackWarning, Refusal
 from ...algebra.graph import (
@@ -51,7 +51,6 @@ from . import functions
 from .context import Node, Reading, Unify, Unsupported, session
 from .registry import Argument, Tensors, apply, lookup, schema_of
 from .tensors import constant_of, dtype_of_onnx, external_problems, sparse_constant, type_of
-from .tied import tied
 
 __all__ = ["Nested", "Scope", "load"]
 
@@ -59,6 +58,7 @@ ANONYMOUS = {"", "?", "-1", "None"}
 RETRIES = (
     12  # times a model is read with some branches on sizes taken the unusual way, where the usual one does not fit
 )
+FLOATING = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 FAULTS = (PullbackError, ValueError, TypeError, IndexError, KeyError, ArithmeticError, AttributeError)
 
 # operands whose stored tensors are no weights: (operator, position) -> role, suffix of a tensor that is a weight elsewhere, reason
@@ -622,6 +622,8 @@ class Reader:
     deep: Facts = field(default_factory=Facts)
     renamed: dict[tuple[str, int], str] = field(default_factory=dict)
     builder: Builder = field(default_factory=Builder)
+    copies: Mapping[str, tuple[str, bool]] = field(default_factory=dict)
+    root: Scope | None = None
     serves: Mapping[str, frozenset[str]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -649,6 +651,12 @@ class Reader:
         return value
 
     def _stored_value(self, stored: _Stored) -> Value:
+        if stored.name in self.copies and self.root is not None:
+            name, turned = self.copies[stored.name]
+            source = self.root.stored(name)
+            if source is not None:
+                value = self.value_of(source)
+                return p.transpose(value, perm=(1, 0)) if turned else value
         type_ = type_of(stored.constant)
         if type_.dtype.floating and type_.dtype.bits >= 16 and type_.rank > 0 and not stored.is_number:
             if stored.name not in self.uses and (reason := stored.no_weight):
@@ -696,7 +704,6 @@ def _loaded(
     proto: ModelProto, base: Path | None, name: str, dims: Mapping[str, int], options: Mapping[str, Any]
 ) -> Graph:
     _check_file(proto, base, name)
-    proto = tied(proto, base)
     graph = functions.inlined(proto, name)
     bindings: dict[sympy.Symbol, Dim] = {}
     for symbol, size in dims.items():
@@ -722,14 +729,26 @@ def _loaded(
     raise refused
 
 
+def _written_twice(model: ModelProto, base: Path | None) -> dict[str, tuple[str, bool]]:
+    """Stored matrices that an exporter wrote a second time, perhaps transposed: one weight, which read as two would be trained apart."""
+    given = {i.name for i in model.graph.input}
+    matrices: dict[str, Constant] = {}
+    for tensor in model.graph.initializer:
+        if len(tensor.dims) == 2 and tensor.data_type in FLOATING and tensor.name not in given:
+            with suppress(*FAULTS):  # a damaged tensor is blamed where it is used
+                matrices[tensor.name] = constant_of(tensor, base)
+    return copies(matrices)
+
+
 def _settled(
     graph: GraphProto, proto: ModelProto, base: Path | None, name: str, bindings: Mapping[sympy.Symbol, Dim],
     options: Mapping[str, Any], unusual: Collection[str], chosen: list[str],
 ) -> Graph:  # fmt: skip
     """Read again and again, symbols replaced by what the model forces them to be, until nothing more is forced."""
     forced: list[Constraint] = []
+    tied = _written_twice(proto, base)
     while True:
-        reader = Reader(graph, proto, base, bindings)
+        reader = Reader(graph, proto, base, bindings, copies=tied)
         reader.state.options.update(options)
         reader.state.choices.update(dict.fromkeys(unusual, True))
         reader.state.chosen = chosen
@@ -842,7 +861,7 @@ def _read(reader: Reader, name: str, forced: Sequence[Constraint]) -> Graph:
     opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import}
     with using(reader.builder), session(reader.state):
         reader.builder.assume(forced)
-        scope = Scope(reader, opsets)
+        scope = reader.root = Scope(reader, opsets)
         scope.store(model.graph)
         _classify(graph, scope, reader)
         for info in graph.input:
@@ -896,7 +915,7 @@ def _numerical_outputs(graph: GraphProto) -> tuple[list[str], dict[str, str]]:
 def _graph(reader: Reader, name: str, inputs: list[Value], outputs: dict[str, Value],
            forced: Sequence[Constraint], opsets: Mapping[str, int]) -> Graph:  # fmt: skip
     reached = {id(v) for v in reachable(outputs.values())}
-    weights = [v for v in reader.stored.values() if v.primitive.name == "input" and id(v) in reached]
+    weights = [v for v in dict.fromkeys(reader.stored.values()) if v.primitive.name == "input" and id(v) in reached]
     frozen = {v.params["name"]: reader.uses[v.params["name"]][1] for v in weights if v.params["name"] in reader.uses}
     frozen.update({n: r for n, r in reader.state.static_uses.items() if n in reader.data})
     result = Graph(
