@@ -113,6 +113,17 @@ def test_vectors_are_multiplied_by_stacks_as_matrices_for_the_compilers_that_nee
             np.testing.assert_allclose(got[name], value)
 
 
+def test_an_axis_of_size_1_moves_without_reading_a_size() -> None:
+    with building():
+        x = p.input("x", tensor(f32, (N, 1, dim("M"), dim("K"))))
+        graph = Graph((x,), {"y": p.reshape(p.exp(x), shape=(N, dim("M"), dim("K"), 1))}, "g")
+    for target in TARGETS:
+        model = to_onnx(graph, target=target)
+        assert [n.op_type for n in model.graph.node] == ["Exp", "Squeeze", "Unsqueeze"]
+        found = run(model, {"x": np.zeros((2, 1, 3, 5), np.float32)})
+        assert found["y"].shape == (2, 3, 5, 1)
+
+
 # ---- the checker -----------------------------------------------------------------------------------------------------------------------
 
 

@@ -143,21 +143,29 @@ class Ops:
             return self.program.op("Unsqueeze", (x, self.axes(axes)), x.dtype, shape)
         if (axes := _inserted(shape, x.shape)) is not None:
             return self.program.op("Squeeze", (x, self.axes(axes)), x.dtype, shape)
+        if self._asked(x.shape, shape) is None and (moved := _ones_moved(x.shape, shape)) is not None:
+            core, gone, come = moved
+            bare = self.program.op("Squeeze", (x, self.axes(gone)), x.dtype, core)
+            return self.program.op("Unsqueeze", (bare, self.axes(come)), x.dtype, shape)
         if self.target.merges_apart and (between := _merged_but_for_symbols(x.shape, shape)) is not None:
             x = self.program.op("Reshape", (x, self._target_shape(x.shape, between)), x.dtype, between)
         return self.program.op("Reshape", (x, self._target_shape(x.shape, shape)), x.dtype, shape)
 
     def _target_shape(self, before: Shape, shape: Shape) -> Tensor:
+        asked = self._asked(before, shape)
+        return self.dims.shape(shape) if asked is None else self.constant(ints(asked))
+
+    def _asked(self, before: Shape, shape: Shape) -> Sequence[Dim] | None:
+        """What a Reshape is asked for where that is constant: sizes, 0 and one -1; None where sizes are needed at run time."""
         if is_static(shape):
-            return self.constant(ints(shape))
+            return shape
         if 0 not in shape:
             unknown = [i for i, d in enumerate(shape) if not isinstance(d, int)]
             moved = [i for i in unknown if not (i < len(before) and same(before[i], shape[i]))]
             free = unknown if len(unknown) == 1 else moved
             if len(free) <= 1:  # 0 takes the size that the operand has there, -1 what is left
-                asked = [-1 if i in free else d if isinstance(d, int) else 0 for i, d in enumerate(shape)]
-                return self.constant(ints(asked))
-        return self.dims.shape(shape)
+                return [-1 if i in free else d if isinstance(d, int) else 0 for i, d in enumerate(shape)]
+        return None
 
     def unsqueeze(self, x: Tensor, axes: Sequence[int]) -> Tensor:
         if not axes:
@@ -344,6 +352,13 @@ def _inserted(short: Shape, long: Shape) -> list[int] | None:
         else:
             return None
     return axes if not rest else None
+
+
+def _ones_moved(before: Shape, after: Shape) -> tuple[Shape, list[int], list[int]] | None:
+    """Where axes of size 1 alone differ: the shape without them, and their places before and after; no size is read for that."""
+    gone, come = ([i for i, d in enumerate(s) if isinstance(d, int) and d == 1] for s in (before, after))
+    core, same_core = (tuple(d for i, d in enumerate(s) if i not in at) for s, at in ((before, gone), (after, come)))
+    return (core, gone, come) if gone and come and same_dims(core, same_core) else None
 
 
 def _merged_but_for_symbols(before: Shape, after: Shape) -> Shape | None:
