@@ -16,7 +16,7 @@ def normal(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def bytes_(*shape: int, seed: int = 0, dtype: Any = np.uint8) -> np.ndarray:
-    low, high = (0, 256) if dtype is np.uint8 else (-128, 128)
+    low, high = (0, 256) if dtype is np.uint8 else (-64, 64)  # 7 bits: see test_lowerings_quantized
     return np.random.default_rng(seed + sum(shape)).integers(low, high, shape).astype(dtype)
 
 

@@ -15,11 +15,13 @@ from onnx import TensorProto, helper
 from ...algebra.dims import show, symbols
 from ...algebra.errors import PullbackError, Refusal
 from ...algebra.graph import Constant, Graph, Value
+from ...algebra.passes import default as simplified
 from ...algebra.passes.unroll import unroll
 from ...algebra.types import DType
+from ..restore import EVALUATION, OTHERWISE, carried, packed
 from .emission import Emission, users_of
 from .legal import illegal
-from .metadata import model_metadata, node_metadata, original_metadata
+from .metadata import model_metadata, node_metadata
 from .naming import Names, node_stem
 from .ops import Ops
 from .program import Body, Op, Program, Tensor, needed
@@ -221,9 +223,26 @@ class _Walk:
         )
         props = model_metadata(graph, tensors, self.target)
         if self.embed == "all":
-            props |= original_metadata(graph)
+            props |= _original(graph)
         helper.set_model_props(emitted.model, props)
         return emitted
+
+
+def _original(graph: Graph) -> dict[str, str]:
+    """The inference model that a training step came from, so that trained weights can go back into it; and, where the step computes otherwise than
+    inference, its evaluation graph without the weights."""
+    info = graph.info
+    if info.get("kind") != "step":
+        return {}
+    props: dict[str, str] = {}
+    if "model" in info:
+        held = {v.params["name"] for v in graph.inputs if v.params["name"] in graph.data}
+        props |= carried(info["model"], held, split=info.get("split", ()), base=info.get("base"))
+    evaluation = info.get("evaluation")
+    training = info.get("training", {})
+    if isinstance(evaluation, Graph) and any(training.get(k) for k in OTHERWISE):
+        props |= packed(EVALUATION, to_onnx(simplified(evaluation), embed="none"))
+    return props
 
 
 def _constants(ops: Sequence[Op]) -> Iterator[Tensor]:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...algebra.graph import Graph, Value
-from ...algebra.passes import default as simplified
 from ...algebra.signature import Signature
 from ...algebra.types import DType, TupleType
-from ..restore import EVALUATION, OTHERWISE, carried, packed
 from .targets import Target, all_nodes
 
 __all__ = [
@@ -18,7 +16,6 @@ __all__ = [
     "SOURCE",
     "model_metadata",
     "node_metadata",
-    "original_metadata",
     "source_of",
 ]
 
@@ -56,22 +53,3 @@ def model_metadata(graph: Graph, tensors: Mapping[str, str], target: Target) -> 
 def _dtypes(graph: Graph) -> set[DType]:
     types = [t for v in all_nodes(graph) for t in (v.type.items if isinstance(v.type, TupleType) else (v.type,))]
     return {t.dtype for t in types}
-
-
-def original_metadata(graph: Graph) -> dict[str, str]:
-    """The inference model that a training step came from, so that trained weights can go back into it; and, where the step computes otherwise than
-    inference, its evaluation graph without the weights."""
-    info = graph.info
-    if info.get("kind") != "step":
-        return {}
-    props: dict[str, str] = {}
-    if "model" in info:
-        held = {v.params["name"] for v in graph.inputs if v.params["name"] in graph.data}
-        props |= carried(info["model"], held, split=info.get("split", ()), base=info.get("base"))
-    evaluation = info.get("evaluation")
-    training = info.get("training", {})
-    if isinstance(evaluation, Graph) and any(training.get(k) for k in OTHERWISE):
-        from .emit import to_onnx
-
-        props |= packed(EVALUATION, to_onnx(simplified(evaluation), embed="none"))
-    return props

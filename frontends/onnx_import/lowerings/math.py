@@ -17,6 +17,7 @@ from ....algebra.types import DType, bool_, f32, f64, i64
 from ..broadcasting import broadcast_to, legacy, together
 from ..context import Unsupported, require_equal
 from ..registry import Gradient, Static, Tensors, known, lowers
+from ..straight_through import real_of
 from ..tensors import dtype_of_onnx
 
 STEP = "its steps are flat"
@@ -613,8 +614,6 @@ def _to_power_of_two(x: Value, dtype: DType, saturate: int, round_mode: str) -> 
 @lowers("Cast")
 def cast(input: Value, *, to: int, saturate: int = 1, round_mode: str = "up") -> Value:
     """x as another dtype; between floats the gradient is cast back, elsewhere there is none"""
-    from .quantized import real_of  # what integers were rounded from has a gradient, where one is asked for
-
     dtype = dtype_of_onnx(to)
     if input.dtype.integral and dtype.floating and dtype.bits >= 16:
         return real_of(input, dtype)

@@ -19,6 +19,7 @@ from ....algebra.types import DType, f32, i32, i64, u8
 from ..broadcasting import broadcast_shapes, broadcast_to, together
 from ..context import Node, Unsupported, require_divides, require_equal, require_same_shape
 from ..registry import Gradient, Static, known, lowers
+from ..straight_through import real_of
 from . import shape
 from .activation import elu, gelu_exact, gelu_tanh, hard_sigmoid_of, leaky_relu, softmax, softmax_1, softplus, softsign
 from .attention import (
@@ -46,7 +47,6 @@ from .quantized import (
     placed,
     quantize_linear,
     quantized,
-    real_of,
 )
 from .recurrent import Layer, activations_of, bias_of, directions_of, lstm_layer, row
 

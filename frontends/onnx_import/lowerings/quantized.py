@@ -10,77 +10,19 @@ from __future__ import annotations
 from ....algebra import composites as c
 from ....algebra import primitives as p
 from ....algebra.dims import ceildiv, is_one, simplest
-from ....algebra.graph import Value, bind
+from ....algebra.graph import Value
 from ....algebra.types import DType, f32, i32, u8
-from ..context import Unsupported, reading, require_equal
+from ..context import Unsupported, require_equal
 from ..registry import Gradient, lowers
+from ..straight_through import has_real, real_of, remember, straight_through, with_derivative
 from ..tensors import dtype_of_onnx
 from .convolution import conv
 from .math import cast_to, matmul
 
-__all__ = ["dequantized", "integer_bounds", "quantized", "real_of", "remember"]
+__all__ = ["dequantized", "integer_bounds", "quantized"]
 
 ROUNDED = "rounding is piecewise constant; straight_through=True (--straight-through) passes the gradient on"
 Ints = tuple[int, ...]
-
-
-# ---- the real number behind an integer -------------------------------------------------------------------------------------------------
-
-
-def straight_through() -> bool:
-    """Whether a gradient is asked to pass through rounding."""
-    return bool(reading().options.get("straight_through"))
-
-
-def remember(integer: Value, real: Value) -> Value:
-    """The integer tensor, remembered with the real number it stands for."""
-    if straight_through():
-        reading().data.setdefault("rounded", {})[id(integer)] = (integer, real)
-    return integer
-
-
-_MOVES = frozenset(
-    {"broadcast", "gather", "reshape", "reverse", "slice", "transpose", "reduce_max", "reduce_min", "window"}
-)
-
-
-def _behind(integer: Value) -> Value | None:
-    """The real number behind an integer tensor, through what only moves or chooses elements; None where there is none."""
-    table = reading().data.get("rounded", {})
-    if id(integer) in table:
-        real: Value = table[id(integer)][1]
-        return real
-    name = integer.primitive.name
-    if name in _MOVES:
-        real_ = _behind(integer.operands[0])
-        if real_ is None:
-            return None
-        return _again(integer, (real_, *integer.operands[1:]))
-    if name == "pad":
-        real_ = _behind(integer.operands[0])
-        return None if real_ is None else _again(integer, (real_,))
-    if name == "concat":
-        parts = [_behind(o) for o in integer.operands]
-        if all(r is None for r in parts):
-            return None
-        dtype = next(r.dtype for r in parts if r is not None)
-        return _again(integer, tuple(p.cast(o, dtype=dtype) if r is None else r for o, r in zip(integer.operands, parts, strict=True)))  # fmt: skip
-    return None
-
-
-def _again(like: Value, operands: tuple[Value, ...]) -> Value:
-    """The node of another one on other operands."""
-    return bind(like.primitive, *operands, **like.params)
-
-
-def real_of(integer: Value, dtype: DType) -> Value:
-    """An integer tensor as floats; where a gradient passes through rounding, with the derivative of the real number behind it."""
-    value = p.cast(integer, dtype=dtype)
-    real = _behind(integer) if straight_through() else None
-    if real is None:
-        return value
-    real = p.cast(real, dtype=dtype)
-    return p.add(p.stop_gradient(value), c.sub(real, p.stop_gradient(real)))
 
 
 # ---- there and back --------------------------------------------------------------------------------------------------------------------
@@ -151,28 +93,14 @@ def dequantized(x: Value, scale: Value, zero: Value | None, axis: int = 1, block
     """`(x - zero) * scale`."""
     dtype = dtype or scale.dtype
     factor = cast_to(placed(scale, x, axis, block), dtype)
-    if not x.dtype.integral or _has_real(x):
-        value = real_of(x, dtype) if x.dtype.integral else _real_of_narrow(x, dtype)
+    if not x.dtype.integral or has_real(x):
+        value = with_derivative(cast_to(x, dtype), x)
         offset = None if zero is None else cast_to(placed(zero, x, axis, block), dtype)
         return p.mul(value if offset is None else c.sub(value, offset), factor)
     whole = p.cast(x, dtype=i32)
     if zero is not None:
         whole = c.sub(whole, p.cast(placed(zero, x, axis, block), dtype=i32))
     return p.mul(p.cast(whole, dtype=dtype), factor)
-
-
-def _has_real(x: Value) -> bool:
-    return straight_through() and _behind(x) is not None
-
-
-def _real_of_narrow(x: Value, dtype: DType) -> Value:
-    """A float of 8 bits or fewer as a wider one."""
-    value = cast_to(x, dtype)
-    real = _behind(x) if straight_through() else None
-    if real is None:
-        return value
-    real = p.cast(real, dtype=dtype)
-    return p.add(p.stop_gradient(value), c.sub(real, p.stop_gradient(real)))
 
 
 @lowers("QuantizeLinear", since=10, gradient=Gradient.PIECEWISE, reason=ROUNDED)
@@ -244,7 +172,7 @@ def integer_matmul(a: Value, b: Value, a_zero: Value | None, b_zero: Value | Non
     """`(a - a_zero) @ (b - b_zero)` in int32."""
     za, zb = None if a_zero is None else _rows(a_zero, a), None if b_zero is None else _columns(b_zero, b)
     y: Value = matmul(_shifted(a, za), _shifted(b, zb))
-    if _has_real(a) or _has_real(b):
+    if has_real(a) or has_real(b):
         remember(y, matmul(_shifted_real(a, za), _shifted_real(b, zb)))
     return y
 
@@ -269,7 +197,7 @@ def integer_conv(
         return result
 
     y = convolved(_shifted(x, zx), _shifted(w, zw))
-    if _has_real(x) or _has_real(w):
+    if has_real(x) or has_real(w):
         remember(y, convolved(_shifted_real(x, zx), _shifted_real(w, zw)))
     return y
 
@@ -310,7 +238,7 @@ def qlinear_conv(x: Value, x_scale: Value, x_zero_point: Value, w: Value, w_scal
     acc = integer_conv(x, w, x_zero_point, w_zero_point, auto_pad, dilations, group, kernel_shape, pads, strides)
     if b is not None:
         summed = p.add(acc, p.broadcast(b, shape=acc.shape, axes=(1,)))
-        if _has_real(acc):
+        if has_real(acc):
             remember(summed, p.add(real_of(acc, f32), p.cast(p.broadcast(b, shape=acc.shape, axes=(1,)), dtype=f32)))
         acc = summed
     factor = p.div(p.mul(placed(x_scale, acc, 1), placed(w_scale, acc, 1)), placed(y_scale, acc, 1))
