@@ -10,14 +10,14 @@ Sigmoid is not raised: onnxruntime 1.32 gives 0 from -18 on and is off by a sixt
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ...algebra import primitives as p
-from ...algebra.dims import Shape, product, simplest
+from ...algebra.dims import Dim, Shape, product, simplest
 from ...algebra.graph import Graph, Value, bind, current
 from ...algebra.passes import FINAL, RULES
 from ...algebra.passes.layout import strided_limit
@@ -124,7 +124,11 @@ def raise_conv(v: Value) -> Value | None:
     return None
 
 
-MOST_PRODUCTS = 16  # taps of the last axis that are sliced one by one
+MOST_PRODUCTS = 16  # taps of the last axis, each of which has a product of matrices of its own
+FEW_PLACES = 32
+
+Step = tuple[int, int, int]
+"""Size, stride and dilation of a window along one axis."""
 
 
 def _of_tiles(s: _Sides) -> bool:
@@ -137,130 +141,139 @@ def _of_tiles(s: _Sides) -> bool:
 
 
 def _weight_gradient(v: Value, s: _Sides) -> Value | None:
-    """The weight gradient of an ungrouped convolution, in the form that was fastest on onnxruntime 1.32.
+    """The weight gradient of a convolution, in the form that was fastest on onnxruntime 1.32.
 
-    Mostly a product of matrices per sample and tap of the last axis, added up: taps of the axis before are rows of x gathered as channels, or, where the
-    steps between windows are 1, shifts of the cotangent. With few places a convolution in which samples are the channels and channels a further
-    spatial axis.
+    Products of matrices, one per tap of the last axis, group and sample, added up; where that axis has many taps, a convolution in which samples are the
+    channels and channels a further spatial axis.
     """
     a, window = s.one, s.one.params
     x, spatial, n = a.operands[0], list(window["axes"]), len(window["axes"])
     taps = [x.rank + i for i in range(n)]
     others = [i for i in range(x.rank) if i not in spatial]
-    samples, channels = [i for i in others if i in s.contract], [i for i in others if i not in s.contract]
-    if s.batch or not samples or not 1 <= n <= 2 or any(t in s.contract for t in taps):
+    samples, groups = [i for i in others if i in s.contract], [i for i in others if i in s.batch]
+    channels, outs = [i for i in others if i not in s.contract and i not in s.batch], s.free_other
+    if len(groups) < len(s.batch) or not samples or any(t in s.contract for t in taps):
         return None
     if any(i not in s.contract for i in spatial) or not all(isinstance(k, int) for k in window["sizes"]):
         return None
-    outs = s.free_other
-    places = [s.contract[i] for i in spatial]
-    labels: list[object] = [("other", i) for i in outs]
+    labels: list[object] = [("batch", i) for i in groups]
+    labels += [("other", i) for i in outs]
     labels += [("one", i) for i in (*channels, *taps)]
-    ct = _arranged(s.other, [s.contract[i] for i in samples], outs, *([i] for i in places))
-    plain = all(k == 1 for k in (*window["strides"], *window["dilations"]))
-    image = _arranged(x, samples, channels, *([i] for i in spatial))
-    match _form(image, ct, window, plain):
-        case "point":
-            y = _summed_products(ct, _strided(image, ct.shape[2:], window["strides"]))
-        case "both":
-            y = _taps_of_both(image, ct, window["sizes"])
-        case "rows":
-            y = _taps_by_rows(image, ct, window)
-        case "slices":
-            y = _taps_of_x(image, ct, window)
-        case _:
-            y = _samples_as_channels(x, s, samples, channels, spatial, ct)
-    split = (*(s.other.shape[i] for i in outs), *(x.shape[i] for i in channels), *window["sizes"])
+    if window["sizes"][-1] <= MOST_PRODUCTS:
+        image = _arranged(x, samples, groups, channels, *([i] for i in spatial))
+        ct = _arranged(
+            s.other,
+            [s.contract[i] for i in samples],
+            [s.batch[i] for i in groups],
+            outs,
+            *([s.contract[i]] for i in spatial),
+        )
+        steps = tuple(zip(window["sizes"], window["strides"], window["dilations"], strict=True))
+        if _few_places(ct):  # samples are one more axis to add up along
+            image, ct, steps = _samples_as_axis(image), _samples_as_axis(ct), ((1, 1, 1), *steps)
+        y = _taps_by_shifts(image, ct, steps)
+    elif n <= 2 and not groups:
+        ct = _arranged(s.other, [s.contract[i] for i in samples], outs, *([s.contract[i]] for i in spatial))
+        y = _samples_as_channels(x, s, samples, channels, spatial, ct)
+    else:
+        return None
+    split = (
+        *(x.shape[i] for i in groups),
+        *(s.other.shape[i] for i in outs),
+        *(x.shape[i] for i in channels),
+        *window["sizes"],
+    )
     return _ordered(p.reshape(y, shape=split), labels, s.labels())
 
 
-def _form(x: Value, ct: Value, window: Mapping[str, Any], plain: bool) -> str:
-    """Which of the forms was fastest for such sizes: measured, not derived."""
-    sizes, pixels, features = window["sizes"], x.shape[1], ct.shape[1]
-    if all(k == 1 for k in sizes):
-        return "point"
-    if not isinstance(pixels, int) or not isinstance(features, int) or sizes[-1] > MOST_PRODUCTS:
-        return "convolution"
-    if len(sizes) == 1:
-        return "slices"
-    if plain and sizes[-1] <= 3 and pixels >= 16 and features <= 2 * pixels:
-        return "both"
-    places = product(ct.shape[2:])
-    few = isinstance(places, int) and places <= 64
-    return "convolution" if few and pixels > 4 and not plain else "rows"
+def _few_places(ct: Value) -> bool:
+    """Whether each sample has so few places that its product of matrices costs less than to add it to the others."""
+    count = product(ct.shape[3:])
+    return isinstance(count, int) and count <= FEW_PLACES
 
 
-def _strided(x: Value, counts: Shape, strides: Sequence[int]) -> Value:
-    """Every stride-th element of the axes from 2 on."""
-    limit = (*x.shape[:2], *(strided_limit(0, n, k) if k > 1 else n for n, k in zip(counts, strides, strict=True)))
-    return p.slice(x, start=(0,) * x.rank, limit=limit, stride=(1, 1, *strides))
+def _samples_as_axis(x: Value) -> Value:
+    """`[N, G, C, S..]` as `[1, G, C, N, S..]`."""
+    moved = p.transpose(x, perm=(1, 2, 0, *range(3, x.rank)))
+    return p.reshape(moved, shape=(1, *moved.shape))
 
 
-def _taps_of_x(x: Value, ct: Value, window: Mapping[str, Any]) -> Value:
-    """The gradient `[O, C, K]` of the weight from `x[N, C, S]` and `ct[N, O, S']`: every tap a slice of x."""
-    (size,), (dilation,) = window["sizes"], window["dilations"]
-    slices = [_sliced(x, [2], [k * dilation], ct.shape[2:], window["strides"]) for k in range(size)]
-    total = _summed_products(ct, p.concat(*slices, axis=1))
-    return p.transpose(p.reshape(total, shape=(ct.shape[1], size, x.shape[1])), perm=(0, 2, 1))
+def _taps_by_shifts(x: Value, ct: Value, steps: Sequence[Step]) -> Value:
+    """The gradient `[G, O, C, K..]` of the weight from `x[N, G, C, S..]` and `ct[N, G, O, S'..]`, products of matrices for each tap of the last axis.
 
-
-def _taps_by_rows(x: Value, ct: Value, window: Mapping[str, Any]) -> Value:
-    """The gradient `[O, C, K, K']` of the weight: taps of the last axis are slices of x, of which those of the axis before are rows."""
-    (rows, columns), (down, along), (apart, beside) = window["sizes"], window["strides"], window["dilations"]
-    height, width = ct.shape[2:]
-    square = (rows, height)
-    starts = p.broadcast(p.literal(np.arange(rows, dtype=np.int64) * apart), shape=square, axes=(0,))
-    line = p.iota(height)
-    steps = p.broadcast(p.mul(line, p.number(down, line)), shape=square, axes=(1,))
-    places = p.reshape(p.add(starts, steps), shape=(product(square),))
-    totals = []
-    for k in range(columns):
-        column = p.gather(_sliced(x, [3], [k * beside], (width,), (along,)), places, axis=2)
-        taps = p.reshape(column, shape=(x.shape[0], product((x.shape[1], rows)), height, width))
-        totals.append(p.reshape(_summed_products(taps, ct), shape=(1, x.shape[1], rows, ct.shape[1])))
-    return p.transpose(p.concat(*totals, axis=0), perm=(3, 1, 2, 0))
-
-
-def _taps_of_both(x: Value, ct: Value, sizes: tuple[int, int]) -> Value:
-    """The same where the steps between windows are 1: taps of the last axis are slices of x, those of the axis before shifts of ct.
-
-    The shifts are one gather of rows: row `h` under tap `i` is row `h - i` of ct, zeros beyond its ends. Each slice has a product of its own.
+    Taps of the axes before the last are rows of x, gathered as further channels. Of the last axis, `x[place * stride + k * dilation]` is element
+    `place + shift` of one of `stride` phases; with ct widened by zeros to a phase, ct is shifted instead of x, as one run of numbers, rows and all.
     """
-    rows, columns = sizes
-    n, outs, height, width = ct.shape[0], ct.shape[1], x.shape[2], ct.shape[3]
-    beyond = p.pad(ct, low=(0, 0, rows - 1, 0), high=(0, 0, rows - 1, 0))
-    square = (rows, height)
-    steps = p.broadcast(p.literal(np.arange(rows - 1, -1, -1, dtype=np.int64)), shape=square, axes=(0,))
-    places = p.reshape(p.add(p.broadcast(p.iota(height), shape=square, axes=(1,)), steps), shape=(product(square),))
-    shifts = p.reshape(p.gather(beyond, places, axis=2), shape=(n, product((outs, rows)), height, width))
-    totals = [_summed_products(shifts, _sliced(x, [3], [k], (width,), (1,))) for k in range(columns)]
-    parted = [p.reshape(t, shape=(1, outs, rows, x.shape[1])) for t in totals]
-    return p.transpose(p.concat(*parted, axis=0), perm=(1, 3, 2, 0))
+    n, groups, channels, outs = *x.shape[:3], ct.shape[2]
+    x, steps = _read_alone(x, ct.shape[3:], steps)
+    *outer, (size, stride, dilation) = steps
+    rows, reach = math.prod(k for k, _, _ in outer), (size - 1) * dilation // stride
+    height, width = product(ct.shape[3:-1]), simplest(ct.shape[-1] + reach)
+    length, each = simplest(height * width), simplest(n * groups)
+    lines = p.reshape(x, shape=(n, simplest(groups * channels), product(x.shape[3:-1]), x.shape[-1]))
+    if stride > 1:  # the last phases may reach beyond x
+        lines = p.pad(lines, low=(0, 0, 0, 0), high=(0, 0, 0, stride - 1))
+    places = _rows_read(x.shape[3:-1], ct.shape[3:-1], outer)
+    stacks = {}
+    for phase in dict.fromkeys(k * dilation % stride for k in range(size)):
+        columns = _sliced(lines, 3, phase, width, stride)
+        taken = columns if places is None else p.gather(columns, places, axis=2)
+        stacks[phase] = p.reshape(taken, shape=(each, simplest(channels * rows), length))
+    # before the first number of ct zeros: a row of them, or as many as a shift needs
+    low = (0, 0, 1, 0) if outer else (0, 0, 0, reach)
+    wide = p.reshape(ct, shape=(each, outs, height, ct.shape[-1]))
+    wide = p.pad(wide, low=low, high=(0, 0, 0, reach)) if reach else wide
+    run = p.reshape(wide, shape=(each, outs, product(wide.shape[2:])))
+    totals = []
+    for k in range(size):
+        shift, phase = divmod(k * dilation, stride)
+        shifted = _sliced(run, 2, simplest(run.shape[2] - length - shift), length, 1) if reach else run
+        shape = (each, simplest(channels * rows), outs)
+        products = raised(
+            "MatMul", stacks[phase], p.transpose(shifted, perm=(0, 2, 1)), result=TensorType(x.dtype, shape)
+        )
+        total = p.reduce_sum(p.reshape(products, shape=(n, groups, channels, rows, outs)), axes=(0,))
+        totals.append(p.reshape(total, shape=(1, *total.shape)))
+    return p.transpose(p.concat(*totals, axis=0), perm=(1, 4, 2, 3, 0))
 
 
-def _summed_products(a: Value, b: Value) -> Value:
-    """`sum over n of a[n] @ b[n]'` for `a[N, I, S..]` and `b[N, J, S..]`, a product of matrices for each n, the wider on the left."""
-    n, length = a.shape[0], product(a.shape[2:])
-    left, right = (p.reshape(v, shape=(n, v.shape[1], length)) for v in (a, b))
-    if isinstance(a.shape[1], int) and isinstance(b.shape[1], int) and a.shape[1] < b.shape[1]:
-        return p.transpose(_summed_products(b, a), perm=(1, 0))
-    shape = (n, a.shape[1], b.shape[1])
-    each = raised("MatMul", left, p.transpose(right, perm=(0, 2, 1)), result=TensorType(a.dtype, shape))
-    return p.reduce_sum(each, axes=(0,))
+def _read_alone(x: Value, places: Shape, steps: Sequence[Step]) -> tuple[Value, list[Step]]:
+    """Of the axes with one tap what is read alone, so that their stride is 1."""
+    single = [size == 1 for size, _, _ in steps]
+    limit, stride = list(x.shape), [1] * x.rank
+    for i, (count, step) in enumerate(zip(places, steps, strict=True)):
+        if single[i]:
+            limit[3 + i], stride[3 + i] = strided_limit(0, count, step[1]), step[1]
+    x = p.slice(x, start=(0,) * x.rank, limit=tuple(limit), stride=tuple(stride))
+    return x, [(1, 1, 1) if one else step for one, step in zip(single, steps, strict=True)]
 
 
-def _sliced(x: Value, axes: Sequence[int], start: Sequence[int], counts: Shape, strides: Sequence[int]) -> Value:
+def _rows_read(size: Shape, places: Shape, steps: Sequence[Step]) -> Value | None:
+    """For each tap and place of all axes but the last the row of x that it reads, of all rows in one line; None where they are just the rows."""
+    taps = tuple(k for k, _, _ in steps)
+    if all(k == 1 for k in taps):
+        return None
+    shape = (*taps, *places)
+    lines: Value | None = None
+    for i, (k, stride, dilation) in enumerate(steps):
+        place = p.iota(places[i])
+        place = p.broadcast(p.mul(place, p.number(stride, place)), shape=shape, axes=(len(taps) + i,))
+        line = p.add(p.broadcast(p.literal(np.arange(k) * dilation), shape=shape, axes=(i,)), place)
+        if lines is not None:
+            line = p.add(p.mul(lines, p.broadcast(p.dim(size[i]), shape=shape, axes=())), line)
+        lines = line
+    return None if lines is None else p.reshape(lines, shape=(product(shape),))
+
+
+def _sliced(x: Value, axis: int, start: Dim, count: Dim, stride: int) -> Value:
     """A slice that stays one: taken of what is padded once, not a pad of a slice of its own."""
-    shape, limit = list(x.shape), []
-    for a, first, n, k in zip(axes, start, counts, strides, strict=True):
-        shape[a] = n
-        limit.append(strided_limit(first, n, k))
-    inputs = [_shape(tuple(start)), _shape(tuple(limit)), _shape(tuple(axes))]
-    if any(k != 1 for k in strides):
-        inputs.append(_shape(tuple(strides)))
+    shape = (*x.shape[:axis], count, *x.shape[axis + 1 :])
     if same_dims(shape, x.shape):
         return x
-    return raised("Slice", x, *inputs, result=TensorType(x.dtype, tuple(shape)))
+    bounds = [
+        _shape((d,)) for d in (start, strided_limit(start, count, stride), axis, *((stride,) if stride > 1 else ()))
+    ]
+    return raised("Slice", x, *bounds, result=TensorType(x.dtype, shape))
 
 
 def _samples_as_channels(
