@@ -541,7 +541,8 @@ class Trainer:
 
         `data` (and `validation`) as `open_data` takes it. `accumulate` batches make one update. A callback is `f(trainer, row)` after each epoch;
         it stops the run by returning True. `checkpoint` is written after each epoch, and every `checkpoint_every` updates; with `resume` a run
-        that was cut short goes on from it, to the same bits that it would have reached undisturbed.
+        that was cut short goes on from it, to the same bits that it would have reached undisturbed. A weight that becomes NaN or infinite stops
+        the run with an error, before it is written anywhere.
         """
         source = open_data(data, self.entries, axes=axes)
         size = _batch_size(source, batch_size)
@@ -560,6 +561,7 @@ class Trainer:
             while self._place.epoch < epochs and self.history.stopped is None:
                 started = time.perf_counter()
                 self._epoch(source, drawn, drop, shown, checkpoint, checkpoint_every, best)
+                self._sound()
                 row = self._row(held_out, metrics, size, time.perf_counter() - started)
                 shown.epoch(row)
                 self.history.epochs.append(row)
@@ -592,6 +594,7 @@ class Trainer:
                 self._one(waiting, shown)
                 waiting = []
                 if every and checkpoint is not None and self.steps % every == 0:
+                    self._sound()
                     self.save(checkpoint, drawn, best)
         if waiting:
             self._one(waiting, shown)
@@ -600,6 +603,8 @@ class Trainer:
 
     def _one(self, batches: Sequence[Batch], shown: Progress) -> None:
         loss = self.step(batches[0]) if len(batches) == 1 else self.accumulated(batches)
+        if not np.isfinite(loss):
+            self._sound(batches)
         n = sum(map(_samples, batches))
         place = self._place
         place.batch += len(batches)
@@ -607,6 +612,22 @@ class Trainer:
         place.count += n
         self.history.losses.append(loss)
         shown.step(loss, len(batches))
+
+    def _sound(self, batches: Sequence[Batch] = ()) -> None:
+        """Raise where a weight or a statistic that was finite at first is so no longer; a loss alone that is not may come from a step that was skipped."""
+        broken = [k for k, v in self._now("parameter", "state").items() if self._broke(k, v)]
+        if not broken:
+            return
+        names = ", ".join(broken[:4]) + (f" and {len(broken) - 4} more" if len(broken) > 4 else "")
+        held = [f"{k!r} holds {n} of them" for k, n in _not_finite(batches).items() if n]
+        why = "; in the data of this step " + ", ".join(held) if held else ": lower the rate, or clip the gradients"
+        raise PullbackError(f"after step {self.steps}, {names} hold NaN or infinite numbers{why}")
+
+    def _broke(self, name: str, value: np.ndarray) -> bool:
+        if np.isfinite(value).all():
+            return False
+        initial = self._models.initial(name)
+        return initial is None or bool((np.isfinite(initial) & ~np.isfinite(value)).any())
 
     def _row(
         self, held_out: Data | None, metrics: Sequence[str | Metric], size: int, seconds: float
@@ -716,6 +737,13 @@ def _entering(array: Any, entry: Entry) -> ort.OrtValue:
             f"{entry.name!r} takes {entry.dtype} {list(entry.shape)}, found an array of shape {list(given.shape)}"
         )
     return _wrapped(given)
+
+
+def _not_finite(batches: Sequence[Batch]) -> dict[str, int]:
+    """How many numbers of each array are NaN or infinite."""
+    arrays = [(k, np.asarray(v)) for batch in batches for k, v in batch.items()]
+    floats = [(k, v) for k, v in arrays if v.dtype.kind in "fV"]
+    return {k: sum(int((~np.isfinite(v)).sum()) for other, v in floats if other == k) for k, _ in floats}
 
 
 def _static(entry: Entry) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import sys
 import tempfile
@@ -193,7 +194,16 @@ def _emission(profile: str, target: str, embed: str | None, opset: int | None) -
 
 
 def _print_json(data: Any) -> None:
-    click.echo(json.dumps(data, indent=1, default=str))
+    click.echo(json.dumps(_without_nan(data), indent=1, default=str, allow_nan=False))
+
+
+def _without_nan(data: Any) -> Any:
+    """The same with null for NaN and infinities, which JSON does not have (RFC 8259)."""
+    if isinstance(data, Mapping):
+        return {k: _without_nan(v) for k, v in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [_without_nan(v) for v in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

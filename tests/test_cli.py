@@ -21,6 +21,7 @@ from pullback.algebra.training.losses import LOSSES
 from pullback.algebra.training.optimizers import OPTIMIZERS
 from pullback.algebra.training.schedules import SCHEDULES
 from pullback.demo import DATA, MODEL
+from pullback.frontends import cli
 from pullback.frontends.cli import main
 
 COMMANDS = ("train-step", "fit", "lower", "grad", "shapes", "inspect", "check", "ops", "view", "demo")
@@ -748,3 +749,11 @@ def test_odd_names_go_the_whole_way(odd: str) -> None:
     done("check", "model.onnx")
     for ending in ("html", "dot", "tex", "txt"):
         done("view", "t.onnx", "-o", f"page.{ending}")
+
+
+def test_json_has_null_where_there_is_no_number(capsys: pytest.CaptureFixture[str]) -> None:
+    cli._print_json({"loss": [1.5, float("nan")], "rows": ({"best": float("inf")},)})
+    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {
+        "loss": [1.5, None],
+        "rows": [{"best": None}],
+    }

@@ -548,3 +548,34 @@ def test_the_ignored_label_is_taken() -> None:
     step = training_step(load(MODEL), loss="cross_entropy", loss_options=options, optimizer="sgd", lr=0.1)
     batch = {"image": np.zeros((2, 1, 8, 8), np.float32), "target": np.array([1, 77], np.int64)}
     assert np.isfinite(Trainer(step).step(batch))
+
+
+# ---- numbers that are none -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hole", [np.nan, np.inf])
+def test_a_number_that_is_none_in_the_data_stops_the_run_and_leaves_the_last_checkpoint(
+    tmp_path: Path, hole: float
+) -> None:
+    data, path = samples(12), tmp_path / "run.safetensors"
+    Trainer(made(loss="cross_entropy")).fit(data, batch_size=4, checkpoint=path, progress=False)
+    data["x"][7, 2] = hole
+    trainer = Trainer(made(loss="cross_entropy"))
+    with pytest.raises(PullbackError, match=r"after step \d+, .*'x' holds 1 of them"):
+        trainer.fit(data, epochs=2, batch_size=4, checkpoint=path, checkpoint_every=1, resume=True, progress=False)
+    assert all(np.isfinite(v).all() for v in load_file(path).values())
+
+
+def test_a_run_that_diverges_says_so() -> None:
+    step = training_step(load(network()), loss="mse", optimizer="sgd", lr=1e12, batch_norm="frozen")
+    data = {**samples(12), "target": np.ones((12, 3), np.float32)}
+    with np.errstate(all="ignore"), pytest.raises(PullbackError, match="lower the rate, or clip"):
+        Trainer(step).fit(data, epochs=20, batch_size=4, progress=False)
+
+
+def test_holes_in_a_target_are_named() -> None:
+    step = training_step(load(network()), loss="mse", optimizer="sgd", lr=0.1)
+    target = np.zeros((12, 3), np.float32)
+    target[3] = np.nan
+    with pytest.raises(PullbackError, match="'target' holds 3 of them"):
+        Trainer(step).fit({**samples(12), "target": target}, batch_size=12, progress=False)
