@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from inspect import Parameter, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol
 
 from .algebra import calculus
 from .algebra.collection import paused
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Model", "Step", "gradient", "hessian", "jacobian", "jvp", "load", "lower", "training_step"]
 
+P = ParamSpec("P")
 ModelLike = "Graph | str | os.PathLike[str] | onnx.ModelProto"
 
 
@@ -138,13 +140,26 @@ def lower(model: Any) -> Model:
     return Model.of(simplified(_graph(model)))
 
 
-@paused()
-def training_step(model: Any, **options: Any) -> Step:
-    """The training step of a model: forward, loss, backward and update in one graph.
+class _MakesStep(Protocol[P]):
+    def __call__(self, model: Any, *args: P.args, **options: P.kwargs) -> Step: ...
 
-    `loss=` and `optimizer=` are named as in PyTorch; `lr=`, `output=`, `train=`, `freeze=` and the rest as `algebra.training.step.training_step`.
-    """
-    return Step(steps.training_step(_graph(model), **options))
+
+def _step_of(build: Callable[Concatenate[Graph, P], steps.TrainingStep]) -> _MakesStep[P]:
+    """`build` for any model, with a `Step` as its result; its options and docstring are what `help` and editors show."""
+
+    @paused()
+    def training_step(model: Any, *args: P.args, **options: P.kwargs) -> Step:
+        return Step(build(_graph(model), *args, **options))
+
+    shown = signature(build)
+    _, *options = shown.parameters.values()
+    model = Parameter("model", Parameter.POSITIONAL_OR_KEYWORD, annotation=Any)
+    vars(training_step)["__signature__"] = shown.replace(parameters=[model, *options], return_annotation=Step)
+    training_step.__qualname__, training_step.__doc__ = build.__qualname__, build.__doc__
+    return training_step
+
+
+training_step = _step_of(steps.training_step)
 
 
 @paused()

@@ -143,7 +143,9 @@ def signature_of(model: ModelProto, name: str) -> Signature:
     for prop in model.metadata_props:
         if prop.key == "pullback.signature":
             return Signature.from_json(prop.value)
-    raise PullbackError(f"{name!r} has no signature: it was not written by pullback")
+    raise PullbackError(
+        f"{name!r} has no signature: it was not written by pullback (`pullback train-step` makes a step of an inference model)"
+    )
 
 
 def _filled(

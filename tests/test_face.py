@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import onnxruntime
 import pullback
 import pytest
 import safetensors.numpy
+from pullback.algebra.training import step as steps
 from pullback.demo import DATA, MODEL
 
 ROLES = {
@@ -463,3 +465,17 @@ def test_trainer_fits_and_exports_into_the_original_model(tmp_path: Path) -> Non
 def test_refusals_are_pullback_errors() -> None:
     errors = (pullback.Refusal, pullback.DimError, pullback.InconclusiveDim, pullback.TypeMismatch)
     assert all(issubclass(error, pullback.PullbackError) for error in errors)
+
+
+def test_help_and_editors_see_every_option_of_a_training_step() -> None:
+    shown, built = inspect.signature(pullback.training_step), inspect.signature(steps.training_step)
+    assert list(shown.parameters) == ["model", *list(built.parameters)[1:]]
+    assert shown.parameters["loss"].default == "cross_entropy"
+    assert pullback.training_step.__doc__ == steps.training_step.__doc__
+    assert pullback.training_step(model=MODEL, lr=0.5).signature.optimizer["lr"] == 0.5  # by name as well as by place
+
+
+def test_a_scalar_where_classes_are_asked_for_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    path = pullback.training_step(MODEL).save(tmp_path / "train.onnx")
+    with pytest.raises(pullback.Refusal, match=r"rank 0; .*loss=None"):
+        pullback.training_step(path)

@@ -182,7 +182,11 @@ def axis_of_classes(rank: int, class_axis: int) -> int:
         return 0
     axis = class_axis + rank if class_axis < 0 else class_axis
     if not 0 <= axis < rank:
-        raise Refusal("cannot find the classes", [f"class_axis {class_axis} is not an axis of a tensor of rank {rank}"])
+        found = f"class_axis {class_axis} is not an axis of a tensor of rank {rank}"
+        way_out = (
+            "; an output that is the loss itself takes loss=None (`--loss none --output NAME`)" if rank == 0 else ""
+        )
+        raise Refusal("cannot find the classes", [found + way_out])
     return axis
 
 
