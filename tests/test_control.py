@@ -315,6 +315,56 @@ def test_a_loop_whose_tensor_grows_is_unrolled() -> None:
     check(proto, {"x": X[0, :2]})
 
 
+COLLECTING = """
+main (float[N, 2] x) => (y) <float[2] w = {0.7, -1.2}> {
+  shape = Shape (x)  zero = Constant <value_int = 0> ()  trips = Gather (shape, zero)  on = Constant <value = bool {1}> ()
+  h = ReduceMean <axes = [0], keepdims = 1> (x)  START
+  last, ys = Loop <body = step (int64 i, bool c, float[1, 2] s, TYPE held) => (c_out, s_out, held_out) {
+    c_out = Identity (c)  row = Gather (x, i)  t = Mul (s, w)  s_out = Add (t, row)  JOIN
+  }> (trips, on, h, first)
+  END
+}
+"""
+COLLECTORS = {
+    "behind": ("float[k, 2]", "first = Identity (x)", "held_out = Concat <axis = 0> (held, s_out)", "y = Sin (ys)"),
+    "in front": ("float[k, 2]", "first = Identity (x)", "held_out = Concat <axis = -2> (s_out, held)", "y = Sin (ys)"),
+    "along the last axis": ("float[1, k]", "first = Identity (h)", "j = Concat <axis = -1> (held, s_out)  held_out = Identity (j)", "y = Sin (ys)"),
+    "from outside": ("float[k, 2]", "first = Identity (h)", "held_out = Concat <axis = 0> (held, x)", "y = Sin (ys)"),
+    "sequence": ("seq(float[1, 2])", "first = SequenceEmpty ()", "held_out = SequenceInsert (held, s_out)",
+        "z = ConcatFromSequence <axis = 1> (ys)  y = Sin (z)"),
+    "sequence, new axis": ("seq(float[1, 2])", "first = SequenceEmpty ()", "held_out = SequenceInsert (held, s_out)",
+        "z = ConcatFromSequence <axis = -1, new_axis = 1> (ys)  n = SequenceLength (ys)  m = Cast <to = 1> (n)  y = Mul (z, m)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COLLECTORS)
+def test_what_a_loop_only_collects_may_be_as_long_as_a_size_says(name: str) -> None:
+    text = COLLECTING
+    for place, part in zip(("TYPE", "START", "JOIN", "END"), COLLECTORS[name], strict=True):
+        text = text.replace(place, part)
+    graph = load(model(text))
+    assert "scan" in primitives(graph)
+    rng = np.random.default_rng(0)
+    for n in (1, 2, 5):
+        check(model(text), {"x": rng.standard_normal((n, 2)).astype(np.float32)}, graph=graph)
+
+
+def test_what_a_loop_reads_of_its_collection_is_refused_where_its_length_is_a_size() -> None:
+    text = COLLECTING
+    parts = (
+        "float[k, 2]",
+        "first = Identity (x)",
+        "u = ReduceSum (held)  v = Add (u, s_out)  held_out = Concat <axis = 0> (held, v)",
+        "y = Sin (ys)",
+    )
+    for place, part in zip(("TYPE", "START", "JOIN", "END"), parts, strict=True):
+        text = text.replace(place, part)
+    with pytest.raises(Refusal, match="the loop changes 'held'"):
+        load(model(text))
+    bound = load(model(text), dims={"N": 3})
+    check(model(text), {"x": np.linspace(-1, 1, 6, dtype=np.float32).reshape(3, 2)}, graph=bound)
+
+
 UNTIL = """
 main (float[2, 3] xTRIPS) => (float[2, 3] y) <float w = {0.7}> {
   on = Constant <value = bool {1}> ()

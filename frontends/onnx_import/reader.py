@@ -49,7 +49,7 @@ from ...algebra.origin import Origin, Source
 from ...algebra.types import TensorType
 from . import functions
 from .context import Node, Reading, Unify, Unsupported, session
-from .registry import Argument, Tensors, apply, lookup, schema_of
+from .registry import Argument, Stack, Tensors, apply, lookup, schema_of
 from .tensors import constant_of, dtype_of_onnx, external_problems, sparse_constant, type_of
 
 __all__ = ["Nested", "Scope", "load"]
@@ -255,6 +255,8 @@ class Scope:
             raise Unsupported(entry.reason)
         if isinstance(entry, _Stored):
             return self._brought(self.reader.value_of(entry), None, entry.name)
+        if isinstance(entry, Stack):
+            return Stack(self._brought(entry.stacked, home.body, name))
         if isinstance(entry, Tensors):
             if not entry.items:
                 return entry  # the empty optional is known by identity
@@ -463,6 +465,8 @@ def _shown(argument: Argument | Poison) -> str:
     match argument:
         case Value():
             return repr(argument.type)
+        case Stack():
+            return f"sequence of {argument.stacked.shape[0]}"
         case Tensors():
             return f"sequence of {len(argument.items)}"
     return "none"

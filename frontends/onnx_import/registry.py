@@ -20,7 +20,7 @@ import onnx
 from ...algebra.graph import Value
 from .context import Node, Unsupported, reading
 
-__all__ = ["TABLE", "Gradient", "Lowering", "Static", "Tensors", "lookup", "lowers", "outside"]
+__all__ = ["TABLE", "Gradient", "Lowering", "Stack", "Static", "Tensors", "lookup", "lowers", "outside"]
 
 Static = NewType("Static", np.ndarray)
 """An operand whose array must be known when the model is read; of objects where symbolic dims are inside."""
@@ -31,6 +31,22 @@ class Tensors:
     """A sequence of tensors, known element by element. ONNX sequences are lowered where their use is static."""
 
     items: tuple[Value, ...]
+
+
+class Stack(Tensors):
+    """A sequence of tensors of one shape, as many as a loop has steps: one tensor, with the place in the sequence as its first axis."""
+
+    __slots__ = ("stacked",)
+    stacked: Value
+
+    def __init__(self, stacked: Value) -> None:
+        object.__setattr__(self, "stacked", stacked)
+
+    @property
+    def items(self) -> tuple[Value, ...]:
+        raise Unsupported(
+            "the length of this sequence is known only when the model runs; ConcatFromSequence and SequenceLength take such a one"
+        )
 
 
 class Gradient(Enum):

@@ -6,7 +6,8 @@ also stops early on a condition is a `scan` whose later steps do nothing; one wi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +25,9 @@ from ....algebra.passes.unroll import unrolled
 from ....algebra.types import TensorType, bool_, i64
 from ..context import Node, Unify, Unsupported, reading, require_equal, require_same_shape
 from ..reader import Nested, Poisoned, Scope
-from ..registry import Argument, Tensors, known, lowers
+from ..registry import Argument, Stack, Tensors, known, lowers
+from .sequence import back, laid_out
+from .shape import joined
 
 UNROLLED = 1024  # the most steps that are put one after the other
 BOUNDED = 4096  # the most steps of a loop that may stop early and is still run as a scan
@@ -237,6 +240,9 @@ def loop(
         raise Unsupported(
             f"a body of {len(body.input)} inputs and {len(body.output)} outputs does not fit {len(v_initial)} carried tensors"
         )
+    known_steps = cond is None and isinstance(trips, int) and trips <= UNROLLED
+    if not known_steps and (growing := _growing(body, v_initial)):
+        return _collected(M, cond if start is None else p.literal(start), v_initial, body, node, growing)
     static = all(isinstance(v, Value) for v in v_initial)
     if not static or (reading().options.get("unroll") and isinstance(trips, int) and 0 < trips <= UNROLLED):
         return _unrolled(this)
@@ -249,6 +255,102 @@ def loop(
             raise
         del reasons[before:]
         return _unrolled(this)
+
+
+@dataclass(frozen=True, slots=True)
+class _Growing:
+    """A carried tensor or sequence that nothing but the end of a step reads, where one more piece joins it."""
+
+    grower: str  # the result of the node that joins them
+    piece: str
+    axis: int | None  # of a tensor; None for a sequence
+    in_front: bool
+
+
+def _growing(body: GraphProto, initial: Sequence[Argument]) -> dict[int, _Growing]:
+    """What the steps of a loop only collect, by its place among the carried."""
+    makers = {o: n for n in body.node for o in n.output}
+    reads = Counter(_names_read(body))
+    found = {}
+    for i, first in enumerate(initial):
+        own, after = body.input[2 + i].name, body.output[1 + i].name
+        while after in makers and makers[after].op_type == "Identity" and reads[after] == 1:
+            after = makers[after].input[0]
+        maker = makers.get(after)
+        if (
+            maker is None
+            or maker.domain not in ("", "ai.onnx")
+            or reads[own] != 1
+            or reads[after] != 1
+            or own not in maker.input
+        ):
+            continue
+        if (
+            maker.op_type == "SequenceInsert"
+            and len(maker.input) == 2
+            and isinstance(first, Tensors)
+            and not isinstance(first, Stack)
+        ):
+            if maker.input[0] == own and not first.items:
+                found[i] = _Growing(after, maker.input[1], None, False)
+        elif maker.op_type == "Concat" and len(maker.input) == 2 and isinstance(first, Value):
+            at = list(maker.input).index(own)
+            axis = next(a.i for a in maker.attribute if a.name == "axis")
+            found[i] = _Growing(after, maker.input[1 - at], axis + first.rank if axis < 0 else axis, at == 1)
+    return found
+
+
+def _names_read(graph: GraphProto) -> Iterator[str]:
+    """Every name that is read, as often as it is, in nested graphs too."""
+    for node in graph.node:
+        yield from node.input
+        for attribute in node.attribute:
+            for nested in (attribute.g, *attribute.graphs):
+                yield from _names_read(nested)
+    yield from (o.name for o in graph.output)
+
+
+def _collected(
+    M: Value | None,
+    cond: Value | None,
+    initial: Sequence[Argument],
+    body: GraphProto,
+    node: Node,
+    growing: Mapping[int, _Growing],
+) -> tuple[Argument, ...]:
+    """The loop with what its steps collect as scan outputs, which are put together behind it."""
+    count = len(initial)
+    kept = [i for i in range(count) if i not in growing]
+    inner = GraphProto()
+    inner.CopyFrom(body)
+    growers = {g.grower for g in growing.values()}
+    _keep(inner.node, [k for k, n in enumerate(body.node) if not growers & set(n.output)])
+    _keep(inner.input, [0, 1, *(2 + i for i in kept)])
+    _keep(inner.output, [0, *(1 + i for i in kept), *range(1 + count, len(body.output))])
+    for g in growing.values():
+        inner.output.add(name=g.piece)
+    found = loop(M, cond, *(initial[i] for i in kept), body=inner, node=node)
+    pieces = _values(found[len(found) - len(growing) :], "a piece that a loop collects")
+    results: list[Argument] = [None] * count
+    for i, value in zip(kept, found, strict=False):
+        results[i] = value
+    for (i, g), piece in zip(growing.items(), pieces, strict=True):
+        first = initial[i]
+        if not isinstance(first, Value):
+            results[i] = Stack(piece)
+            continue
+        assert g.axis is not None
+        parts = [first, laid_out(p.reverse(piece, axes=(0,)) if g.in_front else piece, g.axis)]
+        results[i] = joined(parts[::-1] if g.in_front else parts, g.axis)
+    return (*results, *found[len(kept) : len(found) - len(growing)])
+
+
+def _keep(field: Any, places: Sequence[int]) -> None:
+    """Only the entries of a repeated field at these places."""
+    left = [field[i] for i in places]
+    entries = [type(e).FromString(e.SerializeToString()) for e in left]
+    del field[:]
+    field.extend(entries)
 
 
 def _trips(m: Value) -> Dim | None:
@@ -579,11 +681,6 @@ def _front(x: Value, axis: int) -> Value:
     return x if axis == 0 else p.transpose(x, perm=(axis, *(a for a in range(x.rank) if a != axis)))
 
 
-def _back(x: Value, axis: int) -> Value:
-    """`x` with its first axis moved to a place."""
-    return x if axis == 0 else p.transpose(x, perm=(*range(1, axis + 1), 0, *range(axis + 1, x.rank)))
-
-
 def _each(given: Sequence[int], count: int, what: str) -> Sequence[int]:
     if given and len(given) != count:
         raise Unsupported(f"{what} has {len(given)} entries, {count} are required")
@@ -638,7 +735,7 @@ def scan(
     placed = []
     for y, axis, way in zip(stacks, out_axes, out_ways, strict=True):
         turned = p.reverse(y, axes=(0,)) if bool(way) != backward else y
-        placed.append(_back(turned, _axis(axis, y.rank, "scan output")))
+        placed.append(back(turned, _axis(axis, y.rank, "scan output")))
     return (*results[: len(state)], *placed)
 
 

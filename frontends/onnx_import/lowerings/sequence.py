@@ -9,18 +9,31 @@ import onnx
 
 from ....algebra import composites as c
 from ....algebra import primitives as p
-from ....algebra.dims import Dim, ceildiv, exact_div
+from ....algebra.dims import Dim, ceildiv, exact_div, product
 from ....algebra.errors import DimError
 from ....algebra.graph import Value
 from ....algebra.types import bool_
 from ..context import Node, Unsupported
-from ..registry import Gradient, Static, Tensors, lowers
+from ..registry import Gradient, Stack, Static, Tensors, lowers
 from .math import axis_of
 from .shape import chunks, dims_of, ints_of, joined, pieces
 
 COUNT = "a number of tensors"
 NOTHING = Tensors(())
 """The empty optional, told from the empty sequence by identity."""
+
+
+def back(x: Value, axis: int) -> Value:
+    """`x` with its first axis moved to a place."""
+    return x if axis == 0 else p.transpose(x, perm=(*range(1, axis + 1), 0, *range(axis + 1, x.rank)))
+
+
+def laid_out(stacked: Value, axis: int) -> Value:
+    """The tensors along the first axis, one after the other along an axis of their own."""
+    moved = back(stacked, axis)
+    return p.reshape(
+        moved, shape=(*moved.shape[:axis], product(moved.shape[axis : axis + 2]), *moved.shape[axis + 2 :])
+    )
 
 
 def _place(position: Static, length: int, count: int) -> int:
@@ -67,6 +80,8 @@ def sequence_erase(input_sequence: Tensors, position: Static | None = None) -> T
 @lowers("SequenceLength", gradient=Gradient.INDEX, reason=COUNT)
 def sequence_length(input_sequence: Tensors) -> Value:
     """The number of tensors"""
+    if isinstance(input_sequence, Stack):
+        return p.dim(input_sequence.stacked.shape[0])
     return p.literal(np.asarray(len(input_sequence.items), np.int64))
 
 
@@ -92,6 +107,9 @@ def split_to_sequence(input: Value, split: Static | None = None, *, axis: int = 
 @lowers("ConcatFromSequence")
 def concat_from_sequence(input_sequence: Tensors, *, axis: int, new_axis: int = 0) -> Value:
     """The tensors one after the other along an axis, or along a new one"""
+    if isinstance(input_sequence, Stack):
+        x = input_sequence.stacked
+        return back(x, axis_of(axis, x.rank)) if new_axis else laid_out(x, axis_of(axis, x.rank - 1))
     items: Sequence[Value] = input_sequence.items
     if not items:
         raise Unsupported("an empty sequence has no tensors to concatenate")
