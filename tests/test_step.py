@@ -557,6 +557,22 @@ def test_a_step_with_gradients_that_are_not_finite_is_skipped_and_the_scale_shri
     assert (grown["new_loss_scale"], grown["new_growth_tracker"]) == (512, 0)
 
 
+def test_the_scale_never_grows_to_infinity() -> None:
+    step = training_step(mlp(), optimizer="sgd", loss_scale=256)
+    (batch,) = batches(1)
+    zero = {e.name: np.zeros_like(step.graph.data[e.name].array) for e in step.signature.inputs_of("parameter")}
+    large = np.float32(2.0**127)
+    out = evaluate(
+        step.graph,
+        {**batch, **zero, "x": np.zeros_like(batch["x"]), "loss_scale": np.float32(2.0**126), "growth_tracker": 1999},
+    )
+    assert (out["new_loss_scale"], out["new_growth_tracker"]) == (large, 0)
+    out = evaluate(
+        step.graph, {**batch, **zero, "x": np.zeros_like(batch["x"]), "loss_scale": large, "growth_tracker": 1999}
+    )
+    assert (out["new_loss_scale"], out["new_growth_tracker"]) == (large, 0)
+
+
 def test_loss_scaling_does_not_change_gradients() -> None:
     (batch,) = batches(1)
     plain, scaled = (evaluate(training_step(mlp(), loss_scale=s).graph, batch) for s in ("off", "dynamic"))

@@ -128,6 +128,9 @@ class Scaling:
         after = p.add(self.tracker, p.literal(1, i64))
         grows = p.equal(after, p.literal(self.rule.interval, i64))
         larger, smaller = (p.mul(self.scale, p.literal(k, f32)) for k in (self.rule.growth, self.rule.backoff))
+        # as PyTorch: a scale that has reached infinity would never come down again
+        fits = p.less_equal(larger, p.literal(float(np.finfo(np.float32).max), f32))
+        larger = p.select(fits, larger, self.scale)
         scale = p.select(finite, p.select(grows, larger, self.scale), smaller)
         zero = p.literal(0, i64)
         return scale, p.select(finite, p.select(grows, zero, after), zero)
