@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import csv
 import re
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def converted(array: Any, entry: Entry) -> np.ndarray:
-    """An array in the dtype that an input takes; a float is never rounded to an integer, a text never read as a number."""
+    """An array in the dtype that an input takes; a float is never rounded to an integer, an integer never wrapped, a text never read as a number."""
     given = np.asarray(array)
     wanted = numpy_dtype(entry.dtype)
     if given.dtype == wanted:
@@ -37,6 +39,11 @@ def converted(array: Any, entry: Entry) -> np.ndarray:
     integral = np.issubdtype(wanted, np.integer)
     if given.dtype.kind not in "iub" and (integral or given.dtype.kind in "SUOcMm"):
         raise PullbackError(f"{entry.name!r} takes {entry.dtype}, but the data holds {given.dtype}: cast it first")
+    if integral and given.size:
+        limits = np.iinfo(wanted)
+        for number in (int(given.min()), int(given.max())):
+            if not limits.min <= number <= limits.max:
+                raise PullbackError(f"{entry.name!r} takes {entry.dtype}, which cannot hold {number}")
     return given.astype(wanted)
 
 
@@ -148,11 +155,18 @@ def _array(value: Any) -> np.ndarray:
     return np.asarray(value) if not isinstance(value, np.memmap) else value
 
 
-def _load_npy(path: Path) -> np.ndarray:
+@contextmanager
+def _reading(path: Path, kind: str) -> Iterator[None]:
+    """What goes wrong while a file is read is said as one error; texts in a wrong encoding and Arrow's complaints are ValueErrors."""
     try:
+        yield
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, csv.Error) as error:
+        raise PullbackError(f"cannot read {str(path)!r} as {kind}: {error}") from error
+
+
+def _load_npy(path: Path) -> np.ndarray:
+    with _reading(path, ".npy"):
         loaded: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise PullbackError(f"cannot read {str(path)!r} as .npy: {error}") from error
     return loaded
 
 
@@ -163,11 +177,8 @@ def _read(path: Path, entries: tuple[Entry, ...]) -> dict[str, np.ndarray]:
         return {f.stem: _load_npy(f) for f in sorted(path.glob("*.npy"))}
     match path.suffix.lower():
         case ".npz":
-            try:
-                with np.load(path, allow_pickle=False) as archive:
-                    return {k: archive[k] for k in archive.files}
-            except (OSError, ValueError) as error:
-                raise PullbackError(f"cannot read {str(path)!r} as .npz: {error}") from error
+            with _reading(path, ".npz"), path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+                return {k: archive[k] for k in archive.files}
         case ".csv" | ".tsv":
             return _from_columns(_csv(path), entries, str(path))
         case ".parquet" | ".pq":
@@ -184,11 +195,13 @@ def _read(path: Path, entries: tuple[Entry, ...]) -> dict[str, np.ndarray]:
 
 
 def _csv(path: Path) -> dict[str, np.ndarray]:
-    with path.open(newline="", encoding="utf-8-sig") as file:
+    with _reading(path, "CSV in UTF-8"), path.open(newline="", encoding="utf-8-sig") as file:
         rows = csv.reader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
         header = next(rows, None)
         if header is None:
             raise PullbackError(f"{str(path)!r} is empty")
+        header = [name.strip() for name in header]
+        _named_once(header, path)
         columns: list[list[str]] = [[] for _ in header]
         for number, row in enumerate(rows, 2):
             if not row:
@@ -197,7 +210,15 @@ def _csv(path: Path) -> dict[str, np.ndarray]:
                 raise PullbackError(f"line {number} of {str(path)!r} has {len(row)} fields, the header {len(header)}")
             for column, field_ in zip(columns, row, strict=True):
                 column.append(field_)
-    return {name.strip(): _numbers(column, name, path) for name, column in zip(header, columns, strict=True)}
+    return {name: _numbers(column, name, path) for name, column in zip(header, columns, strict=True)}
+
+
+def _named_once(names: Sequence[str], path: Path) -> None:
+    twice = [n for n in dict.fromkeys(names) if names.count(n) > 1]
+    if twice:
+        raise Refusal(
+            f"cannot tell columns of {str(path)!r} apart", [f"{n!r} stands there {names.count(n)} times" for n in twice]
+        )
 
 
 def _numbers(column: list[str], name: str, path: Path) -> np.ndarray:
@@ -214,8 +235,14 @@ def _parquet(path: Path) -> dict[str, np.ndarray]:
         import pyarrow.parquet as pq
     except ImportError as error:
         raise PullbackError("reading Parquet needs the package pyarrow: pip install pyarrow") from error
-    table = pq.read_table(path)
-    return {name: np.array(table.column(name).to_pylist()) for name in table.column_names}
+    with _reading(path, "Parquet"):
+        table = pq.read_table(path)
+    _named_once(table.column_names, path)
+    columns = {}
+    for name in table.column_names:
+        with _reading(path, f"Parquet, column {name!r}"):
+            columns[name] = np.array(table.column(name).to_pylist())
+    return columns
 
 
 def _from_columns(columns: dict[str, np.ndarray], entries: tuple[Entry, ...], where: str) -> dict[str, np.ndarray]:

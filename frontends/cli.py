@@ -542,7 +542,7 @@ def _arrays(path: str) -> dict[str, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as file:
             return dict(file)
-    except (OSError, ValueError, TypeError, AttributeError, BadZipFile) as error:
+    except (OSError, ValueError, TypeError, AttributeError, EOFError, BadZipFile) as error:
         raise Refusal(f"cannot read {path!r}", [f"a .npz of named arrays is required ({error})"]) from error
 
 

@@ -546,6 +546,8 @@ def test_check_that_fails_has_status_1() -> None:
 def test_check_of_wrong_data() -> None:
     assert "no input 'test_image'" in refused("check", "digits.onnx", "--data", "digits.npz")
     assert "a .npz of named arrays is required" in refused("check", "digits.onnx", "--data", "digits.onnx")
+    Path("nothing.npz").write_bytes(b"")
+    assert "a .npz of named arrays is required" in refused("check", "digits.onnx", "--data", "nothing.npz")
 
 
 def test_check_of_a_model_without_floats() -> None:

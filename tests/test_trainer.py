@@ -21,8 +21,10 @@ from google.protobuf.message import EncodeError
 from pullback.algebra.errors import PullbackError, Refusal
 from pullback.algebra.evaluate import evaluate
 from pullback.algebra.passes import default as simplified
+from pullback.algebra.signature import Entry
 from pullback.algebra.training.step import TrainingStep, training_step
 from pullback.backends import restore
+from pullback.backends.data import open_data
 from pullback.backends.onnx_export import save
 from pullback.backends.runtime import EarlyStopping, Trainer
 from pullback.demo import DATA, MODEL
@@ -579,3 +581,42 @@ def test_holes_in_a_target_are_named() -> None:
     target[3] = np.nan
     with pytest.raises(PullbackError, match="'target' holds 3 of them"):
         Trainer(step).fit({**samples(12), "target": target}, batch_size=12, progress=False)
+
+
+# ---- files that cannot be read ---------------------------------------------------------------------------------------------------------
+
+FIELDS = (Entry("x", "input", "uint8", ("N", 2)), Entry("target", "target", "float32", ("N",)))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("latin.csv", "x_0,x_1,targ\xe9t\n1,2,3\n".encode("latin1"), "as CSV in UTF-8"),
+        ("twice.csv", b"x_0,x_1,target, target\n1,2,3,4\n", "'target' stands there 2 times"),
+        ("nothing.npz", b"", "as .npz"),
+        ("cut.npz", b"PK\x03\x04 and no more", "as .npz"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_one_error(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(PullbackError, match=message):
+        open_data(tmp_path / name, FIELDS)
+
+
+def test_a_parquet_file_that_cannot_be_read_is_one_error(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed (pip install pyarrow)")
+    import pyarrow.parquet as pq
+
+    (tmp_path / "junk.parquet").write_bytes(b"junkjunk")
+    for i, second in enumerate(([1], None)):
+        pq.write_table(pa.table({"x": [[1, 2], second], "target": [1.0, 2.0]}), tmp_path / f"{i}.parquet")
+    for name, message in (("junk", "as Parquet: "), ("0", "column 'x'"), ("1", "column 'x'")):
+        with pytest.raises(PullbackError, match=message):
+            open_data(tmp_path / f"{name}.parquet", FIELDS)
+
+
+@pytest.mark.parametrize("number", [-1, 256])
+def test_an_integer_that_an_input_cannot_hold_is_not_wrapped(number: int) -> None:
+    data = open_data({"x": np.array([[0, 255], [number, 1]]), "target": np.zeros(2, np.float32)}, FIELDS)
+    with pytest.raises(PullbackError, match=f"'x' takes uint8, which cannot hold {number}"):
+        list(data.batches(2, shuffle=False, seed=0, epoch=0))
