@@ -11,14 +11,17 @@ from tests.networks import NETWORKS, build, export  # noqa: E402
 
 BUDGET = {
     "mlp": (5, 11, 73, 56),
-    "lenet": (10, 56, 214, 155),
-    "resnet": (24, 173, 662, 552),
-    "depthwise": (22, 99, 328, 233),
+    "lenet": (10, 56, 214, 133),
+    "resnet": (24, 173, 662, 534),
+    "depthwise": (22, 99, 328, 291),
     "bert": (208, 161, 520, 481),
     "gpt2": (230, 164, 510, 475),
     "vit": (221, 167, 514, 466),
 }
-"""Network -> nodes of the model, of its explicit forward graph, of its explicit and of its native training step."""
+"""Network -> nodes of the model, of its explicit forward graph, of its explicit and of its native training step.
+
+The native step of `depthwise` was 233 while the weight gradient of a grouped convolution was one `Conv`, which takes three times as long.
+"""
 
 
 def counts(name: str) -> tuple[int, int, int, int]:

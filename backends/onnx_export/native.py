@@ -223,18 +223,15 @@ def _taps_by_shifts(x: Value, ct: Value, steps: Sequence[Step]) -> Value:
     low = (0, 0, 1, 0) if outer else (0, 0, 0, reach)
     wide = p.reshape(ct, shape=(each, outs, height, ct.shape[-1]))
     wide = p.pad(wide, low=low, high=(0, 0, 0, reach)) if reach else wide
-    run = p.reshape(wide, shape=(each, outs, product(wide.shape[2:])))
-    totals = []
+    run = p.transpose(p.reshape(wide, shape=(each, outs, product(wide.shape[2:]))), perm=(0, 2, 1))
+    products = []
     for k in range(size):
         shift, phase = divmod(k * dilation, stride)
-        shifted = _sliced(run, 2, simplest(run.shape[2] - length - shift), length, 1) if reach else run
-        shape = (each, simplest(channels * rows), outs)
-        products = raised(
-            "MatMul", stacks[phase], p.transpose(shifted, perm=(0, 2, 1)), result=TensorType(x.dtype, shape)
-        )
-        total = p.reduce_sum(p.reshape(products, shape=(n, groups, channels, rows, outs)), axes=(0,))
-        totals.append(p.reshape(total, shape=(1, *total.shape)))
-    return p.transpose(p.concat(*totals, axis=0), perm=(1, 4, 2, 3, 0))
+        shifted = _sliced(run, 1, simplest(run.shape[1] - length - shift), length, 1) if reach else run
+        result = TensorType(x.dtype, (each, simplest(channels * rows), outs))
+        products.append(raised("MatMul", stacks[phase], shifted, result=result))
+    split = p.reshape(p.concat(*products, axis=2), shape=(n, groups, channels, rows, size, outs))
+    return p.transpose(p.reduce_sum(split, axes=(0,)), perm=(0, 4, 1, 2, 3))
 
 
 def _read_alone(x: Value, places: Shape, steps: Sequence[Step]) -> tuple[Value, list[Step]]:

@@ -182,8 +182,9 @@ class Ops:
 
     def expand(self, x: Tensor, shape: Shape) -> Tensor:
         """`Expand` to a shape that the operand broadcasts to."""
-        if same_dims(x.shape, shape):
-            return x
+        lead = len(shape) - x.rank
+        if all(isinstance(d, int) and d == 1 for d in shape[:lead]) and same_dims(x.shape, shape[lead:]):
+            return self.unsqueeze(x, range(lead))
         return self.apply_expand(x, shape)
 
     def apply_expand(self, x: Tensor, shape: Shape) -> Tensor:
