@@ -234,7 +234,7 @@ def _parquet(path: Path) -> dict[str, np.ndarray]:
     try:
         import pyarrow.parquet as pq
     except ImportError as error:
-        raise PullbackError("reading Parquet needs the package pyarrow: pip install pyarrow") from error
+        raise PullbackError("reading Parquet needs the package pyarrow: pip install pullback[parquet]") from error
     with _reading(path, "Parquet"):
         table = pq.read_table(path)
     _named_once(table.column_names, path)

@@ -212,8 +212,8 @@ def test_every_form_of_data_gives_the_same_run(tmp_path: Path, which: int) -> No
 
 
 def test_parquet_gives_the_same_run(tmp_path: Path) -> None:
-    pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed (pip install pyarrow)")
-    pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed (pip install pyarrow)")
+    pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed (pip install pullback[parquet])")
+    pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed (pip install pullback[parquet])")
     data = samples(30)
     pq.write_table(pa.table({"x": list(data["x"]), "target": data["target"]}), tmp_path / "d.parquet")
     run, reference = trainer(), trainer()
@@ -604,7 +604,7 @@ def test_a_file_that_cannot_be_read_is_one_error(tmp_path: Path, name: str, cont
 
 
 def test_a_parquet_file_that_cannot_be_read_is_one_error(tmp_path: Path) -> None:
-    pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed (pip install pyarrow)")
+    pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed (pip install pullback[parquet])")
     import pyarrow.parquet as pq
 
     (tmp_path / "junk.parquet").write_bytes(b"junkjunk")
