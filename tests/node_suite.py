@@ -27,6 +27,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 from onnx import ModelProto, TensorProto, TypeProto, helper, numpy_helper
@@ -34,6 +35,7 @@ from pullback.algebra.dims import evaluate as size_of
 from pullback.algebra.errors import PullbackError
 from pullback.algebra.evaluate import bind_dims, evaluate
 from pullback.algebra.graph import Graph
+from pullback.algebra.types import dtype_of
 
 KINDS = ("node", "simple", "pytorch-operator", "pytorch-converted")
 
@@ -339,7 +341,18 @@ def _within_numpy(model: ModelProto, feeds: dict[str, np.ndarray]) -> tuple[dict
 ENGINES = {"numpy": _run_numpy, "onnxruntime": _run_onnxruntime}
 
 
-def difference(found: np.ndarray, expected: np.ndarray, case: Case) -> str | None:
+def _defined(case: Case, inputs: Sequence[Any], expected: np.ndarray) -> np.ndarray:
+    """Where ONNX defines the value: `Cast` leaves a float beyond an integer's range open, and the stored output is what the library that made it chose."""
+    if _first_op(case) not in ("Cast", "CastLike"):
+        return np.ones(expected.shape, bool)
+    given, to = np.asarray(inputs[0]), dtype_of(expected.dtype)
+    if not (to.integral and dtype_of(given.dtype).floating):
+        return np.ones(expected.shape, bool)
+    info, wide = ml_dtypes.iinfo(expected.dtype), np.trunc(given.astype(np.float64))
+    return (wide >= info.min) & (wide <= info.max)
+
+
+def difference(found: np.ndarray, expected: np.ndarray, case: Case, inputs: Sequence[Any] = ()) -> str | None:
     """What differs, or None; tolerances are the case's own."""
     if found.dtype != expected.dtype:
         return f"dtype {found.dtype}, where {expected.dtype} is expected"
@@ -352,6 +365,9 @@ def difference(found: np.ndarray, expected: np.ndarray, case: Case) -> str | Non
     else:
         kind = np.float64 if found.dtype.kind not in "iu" else found.dtype
         wide_found, wide_expected = found.astype(kind), expected.astype(kind)
+    if case.kind == "node":
+        defined = _defined(case, inputs, expected)
+        wide_found, wide_expected = wide_found[defined], wide_expected[defined]
     rtol = (
         max(case.rtol, 2**-6) if found.dtype.name == "bfloat16" else case.rtol
     )  # two units in the last place, as the suite's own runner
@@ -460,7 +476,7 @@ def run(case: Case, engine: str = "numpy", symbolic: bool = False) -> Result:
         for name, expected in used.expected.items():
             if name not in found:
                 return Result(case.name, "failed", f"no result {name!r}")
-            if (problem := difference(np.asarray(found[name]), expected, case)) is not None:
+            if (problem := difference(np.asarray(found[name]), expected, case, inputs)) is not None:
                 return Result(case.name, "failed", f"{name}: {problem}")
     return Result(case.name, "partly" if partly else "passed", "; ".join(dict.fromkeys(notes)))
 

@@ -15,9 +15,9 @@ from pullback.algebra.errors import PullbackError
 from pullback.algebra.evaluate import evaluate, evaluate_all
 from pullback.algebra.graph import Graph
 from pullback.algebra.text import constants, parse, show
-from pullback.algebra.types import DType, TupleType
+from pullback.algebra.types import DTYPES, DType, TupleType
 from pullback.algebra.verify import verify
-from samples import FAILS, SAMPLES, Fails, Sample
+from samples import FAILS, SAMPLES, Fails, P, Sample
 
 every = pytest.mark.parametrize("sample", SAMPLES, ids=str)
 
@@ -136,3 +136,45 @@ def test_a_wrong_use_is_refused(row: Fails) -> None:
     with pytest.raises(PullbackError, match=row.match) as found:
         row.build()
     assert any(f"in {row.primitive.name}(" in note for note in getattr(found.value, "__notes__", ()))
+
+
+NARROW = ("i4", "u4", "i2", "u2")
+WRAPPING = {
+    "add": lambda x: P["add"].numpy(x, x),
+    "mul": lambda x: P["mul"].numpy(x, x),
+    "neg": P["neg"].numpy,
+    "bit_not": P["bit_not"].numpy,
+    "reduce_sum": lambda x: P["reduce_sum"].numpy(x, axes=(0,)),
+    "reduce_prod": lambda x: P["reduce_prod"].numpy(x, axes=(0,)),
+    "cumsum": lambda x: P["cumsum"].numpy(x, axis=0, reverse=False),
+    "dot": lambda x: P["dot"].numpy(x, x, contract=((0,), (0,)), batch=((), ())),
+    "scatter_add": lambda x: P["scatter_add"].numpy(x, np.zeros(x.size, np.int64), axis=0, size=1),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPING)
+@pytest.mark.parametrize("dtype", NARROW)
+def test_integers_that_numpy_lacks_wrap_as_those_that_it_has(dtype: str, name: str) -> None:
+    to = DTYPES[dtype]
+    x = np.arange(2**to.bits).astype(to.numpy)
+    found = WRAPPING[name](x)
+    assert found.dtype == to.numpy
+    np.testing.assert_array_equal(found, WRAPPING[name](x.astype(np.int64)).astype(to.numpy))
+
+
+@pytest.mark.parametrize("dtype", ("i8", "u8", *NARROW))
+@pytest.mark.parametrize("floating", ("f64", "f32", "f16", "bf16"))
+def test_a_float_becomes_an_integer_toward_zero_and_wraps(floating: str, dtype: str) -> None:
+    """Beyond the range ONNX leaves the value undefined: here it is one and the same for every dtype and release of the libraries."""
+    x = np.arange(-9, 16, 0.5).astype(DTYPES[floating].numpy)
+    expected = np.trunc(x.astype(np.float64)).astype(np.int64).astype(DTYPES[dtype].numpy)
+    np.testing.assert_array_equal(P["cast"].numpy(x, dtype=DTYPES[dtype]), expected)
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_the_largest_of_nothing_is_the_least_number(dtype: str) -> None:
+    to = DTYPES[dtype]
+    low, high = (-(2 ** (to.bits - 1)), 2 ** (to.bits - 1) - 1) if to.kind == "i" else (0, 2**to.bits - 1)
+    empty = np.zeros((0, 2), to.numpy)
+    assert P["reduce_max"].numpy(empty, axes=(0,), ties="split").astype(int).tolist() == [low, low]
+    assert P["reduce_min"].numpy(empty, axes=(0,), ties="split").astype(int).tolist() == [high, high]

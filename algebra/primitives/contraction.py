@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import ml_dtypes
 import numpy as np
 
 from .. import primitives as p
 from ..dims import Dim, equal, product, show, simplest
 from ..errors import PullbackError, TypeMismatch
 from ..graph import Value, bind
-from ..types import TensorType, bool_, i64
+from ..types import TensorType, bool_, dtype_of, i64, widened
 from .record import NoGrad, Primitive
 
 Axes = tuple[int, ...]
 Pair = tuple[Axes, Axes]
-
-
-def _wide(x: np.ndarray) -> np.ndarray:
-    """16-bit floats as float32, in which sums are accumulated."""
-    return x.astype(np.float32) if x.dtype.itemsize <= 2 and x.dtype.kind not in "iub" else x
 
 
 # ---- dot -------------------------------------------------------------------------------------------------------------
@@ -57,12 +53,12 @@ def _np_dot(x: np.ndarray, y: np.ndarray, *, contract: Pair, batch: Pair) -> np.
     shape = [x.shape[i] for i in batch[0]] + [x.shape[i] for i in fx] + [y.shape[i] for i in fy]
     b, k = [x.shape[i] for i in batch[0]], int(np.prod([x.shape[i] for i in contract[0]], dtype=np.int64))
     left = (
-        _wide(x)
+        widened(x)
         .transpose(*batch[0], *fx, *contract[0])
         .reshape(*b, int(np.prod([x.shape[i] for i in fx], dtype=np.int64)), k)
     )
     right = (
-        _wide(y)
+        widened(y)
         .transpose(*batch[1], *contract[1], *fy)
         .reshape(*b, k, int(np.prod([y.shape[i] for i in fy], dtype=np.int64)))
     )
@@ -134,8 +130,7 @@ def _along(value: Value, x: Value, axes: Axes) -> Value:
 def _np_extreme(name: str) -> Callable[..., np.ndarray]:
     def meaning(x: np.ndarray, *, axes: Axes, ties: str = "split") -> np.ndarray:
         if any(x.shape[a] == 0 for a in axes):  # of nothing: the least (greatest) number of the dtype
-            kind = x.dtype.kind
-            info = None if kind not in "iu" else np.iinfo(x.dtype)
+            info = ml_dtypes.iinfo(x.dtype) if dtype_of(x.dtype).integral else None
             empty = (info.min if name == "max" else info.max) if info else (-np.inf if name == "max" else np.inf)
             return np.full([x.shape[i] for i in kept_axes(x.ndim, axes)], empty, x.dtype)
         return np.asarray((np.max if name == "max" else np.min)(x, axis=axes))
@@ -205,26 +200,28 @@ def _axis_type(x: TensorType, *, axis: int, reverse: bool = False, descending: b
 def _np_argmax(x: np.ndarray, *, axis: int) -> np.ndarray:
     if x.shape[axis] == 0:  # there is no place: 0, which nothing reads
         return np.zeros((*x.shape[:axis], *x.shape[axis + 1 :]), np.int64)
-    return np.argmax(_wide(x), axis=axis).astype(np.int64)
+    return np.argmax(widened(x), axis=axis).astype(np.int64)
 
 
 def _np_cumsum(x: np.ndarray, *, axis: int, reverse: bool) -> np.ndarray:
     if reverse:
-        return np.flip(np.cumsum(np.flip(_wide(x), axis), axis, dtype=_wide(x).dtype), axis).astype(x.dtype, copy=False)
-    return np.cumsum(_wide(x), axis, dtype=_wide(x).dtype).astype(x.dtype, copy=False)
+        return np.flip(np.cumsum(np.flip(widened(x), axis), axis, dtype=widened(x).dtype), axis).astype(
+            x.dtype, copy=False
+        )
+    return np.cumsum(widened(x), axis, dtype=widened(x).dtype).astype(x.dtype, copy=False)
 
 
 def _np_argsort(x: np.ndarray, *, axis: int, descending: bool) -> np.ndarray:
     if not descending:
-        return np.argsort(_wide(x), axis=axis, kind="stable").astype(np.int64)
-    backward = np.flip(_wide(x), axis)  # stable on the flipped array, so that ties keep their first place
+        return np.argsort(widened(x), axis=axis, kind="stable").astype(np.int64)
+    backward = np.flip(widened(x), axis)  # stable on the flipped array, so that ties keep their first place
     return np.flip(x.shape[axis] - 1 - np.argsort(backward, axis=axis, kind="stable"), axis).astype(np.int64)
 
 
 reduce_sum_p = Primitive(
     "reduce_sum",
     _reduce_type,
-    lambda x, *, axes: np.asarray(np.sum(_wide(x), axis=axes, dtype=_wide(x).dtype)).astype(x.dtype, copy=False),
+    lambda x, *, axes: np.asarray(np.sum(widened(x), axis=axes, dtype=widened(x).dtype)).astype(x.dtype, copy=False),
     (lambda ct, y, x, *, axes: _along(ct, x, axes),),
     "the sum over axes",
 )
@@ -233,7 +230,7 @@ reduce_min_p = Primitive("reduce_min", _reduce_type, _np_extreme("min"), (_extre
 reduce_prod_p = Primitive(
     "reduce_prod",
     _reduce_type,
-    lambda x, *, axes: np.asarray(np.prod(_wide(x), axis=axes, dtype=_wide(x).dtype)).astype(x.dtype, copy=False),
+    lambda x, *, axes: np.asarray(np.prod(widened(x), axis=axes, dtype=widened(x).dtype)).astype(x.dtype, copy=False),
     (_reduce_prod_vjp,),
     "the product over axes",
 )
@@ -314,7 +311,7 @@ def _scatter_type(u: TensorType, i: TensorType, *, axis: int, size: Dim) -> Tens
 
 
 def _np_scatter_add(u: np.ndarray, i: np.ndarray, *, axis: int, size: int) -> np.ndarray:
-    moved = np.moveaxis(_wide(u), range(axis, axis + i.ndim), range(i.ndim))
+    moved = np.moveaxis(widened(u), range(axis, axis + i.ndim), range(i.ndim))
     out = np.zeros((size, *moved.shape[i.ndim :]), moved.dtype)
     np.add.at(out, i, moved)
     return np.moveaxis(out, 0, axis).astype(u.dtype, copy=False)

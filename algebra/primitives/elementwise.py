@@ -11,7 +11,7 @@ from .. import primitives as p
 from ..dims import same_shape
 from ..errors import TypeMismatch
 from ..graph import Value, bind
-from ..types import DType, TensorType, bool_
+from ..types import DType, TensorType, bool_, dtype_of, widened
 from .record import NoGrad, Primitive
 
 PIECEWISE = NoGrad("piecewise constant")
@@ -67,13 +67,10 @@ def comparison(x: TensorType, y: TensorType) -> TensorType:
 
 
 def _keep(f: Any) -> Any:
-    """A numpy meaning that computes 16-bit floats in float32 and returns the operand's dtype."""
+    """A numpy meaning that computes narrow dtypes in a wider one and returns the operand's dtype."""
 
     def meaning(*arrays: np.ndarray) -> np.ndarray:
-        dtype = arrays[0].dtype
-        if dtype.itemsize <= 2 and dtype.kind not in "iub":
-            return np.asarray(f(*(a.astype(np.float32) for a in arrays))).astype(dtype)
-        return np.asarray(f(*arrays)).astype(dtype, copy=False)
+        return np.asarray(f(*map(widened, arrays))).astype(arrays[0].dtype, copy=False)
 
     return meaning
 
@@ -120,9 +117,7 @@ def _np_shift_right(x: np.ndarray, n: np.ndarray) -> np.ndarray:
 
 def _np_cast(x: np.ndarray, *, dtype: DType) -> np.ndarray:
     to = dtype.numpy
-    if (
-        to.kind in "iu" and x.dtype.kind not in "iub"
-    ):  # float to integer: toward zero, through int64 so that narrow types wrap as C does
+    if dtype.integral and dtype_of(x.dtype).floating:  # toward zero, through int64 so that narrow types wrap as C does
         wide = x.astype(np.float64) if x.dtype.itemsize < 8 else x
         if to == np.uint64:
             return np.where(wide < 2.0**63, np.trunc(wide).astype(np.int64).astype(np.uint64), wide.astype(np.uint64))
@@ -278,7 +273,7 @@ less_equal_p = Primitive("less_equal", comparison, np.less_equal, (PIECEWISE, PI
 is_nan_p = Primitive(
     "is_nan",
     lambda x: TensorType(bool_, floating(x).shape),
-    lambda x: np.isnan(x.astype(np.float32) if x.dtype.itemsize <= 2 else x),
+    lambda x: np.isnan(widened(x)),
     (PIECEWISE,),
     "x is not a number",
 )
@@ -286,10 +281,10 @@ logical_not_p = Primitive("logical_not", logical, np.logical_not, (DISCRETE,), "
 logical_and_p = Primitive("logical_and", logical, np.logical_and, (DISCRETE, DISCRETE), "x and y")
 logical_or_p = Primitive("logical_or", logical, np.logical_or, (DISCRETE, DISCRETE), "x or y")
 logical_xor_p = Primitive("logical_xor", logical, np.logical_xor, (DISCRETE, DISCRETE), "x != y of bools")
-bit_not_p = Primitive("bit_not", integral, np.bitwise_not, (DISCRETE,), "the bits of x inverted")
-bit_and_p = Primitive("bit_and", integral, np.bitwise_and, (DISCRETE, DISCRETE), "bits in both")
-bit_or_p = Primitive("bit_or", integral, np.bitwise_or, (DISCRETE, DISCRETE), "bits in either")
-bit_xor_p = Primitive("bit_xor", integral, np.bitwise_xor, (DISCRETE, DISCRETE), "bits in one")
+bit_not_p = Primitive("bit_not", integral, _keep(np.bitwise_not), (DISCRETE,), "the bits of x inverted")
+bit_and_p = Primitive("bit_and", integral, _keep(np.bitwise_and), (DISCRETE, DISCRETE), "bits in both")
+bit_or_p = Primitive("bit_or", integral, _keep(np.bitwise_or), (DISCRETE, DISCRETE), "bits in either")
+bit_xor_p = Primitive("bit_xor", integral, _keep(np.bitwise_xor), (DISCRETE, DISCRETE), "bits in one")
 shift_left_p = Primitive(
     "shift_left", integral, _keep(_np_shift_left), (DISCRETE, DISCRETE), "x * 2 ** y, bits beyond the width lost"
 )

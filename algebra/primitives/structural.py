@@ -10,7 +10,7 @@ from .. import primitives as p
 from ..dims import Dim, Shape, at_least, ceildiv, dmax, equal, floordiv, maybe_equal, product, show_shape, simplest
 from ..errors import InconclusiveDim, TypeMismatch
 from ..graph import Constant, Value, bind
-from ..types import DType, TensorType, TupleType, Type, dtype_of, i64
+from ..types import DType, TensorType, TupleType, Type, dtype_of, i64, widened
 from .record import Each, NoGrad, Primitive
 
 _Span = slice  # numpy's; the name is the primitive's below
@@ -412,8 +412,7 @@ def _np_fold(
     shape = list(x.shape[:rank])
     for a, e in zip(axes, extents, strict=True):
         shape[a] = e
-    wide = x.dtype.itemsize <= 2 and x.dtype.kind not in "iub"
-    out = np.zeros(shape, np.float32 if wide else x.dtype)
+    out = np.zeros(shape, widened(x).dtype)
     for tap in np.ndindex(*x.shape[rank:]):
         where: list[_Span] = [_Span(None)] * rank
         for a, t, s, d in zip(axes, tap, strides, dilations, strict=True):
