@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from .dims import Shape, show, simplest
 
 __all__ = [
     "DTYPES", "DType", "TensorType", "TupleType", "bf16", "bool_", "dtype_of", "f16", "f32", "f64", "i4", "i8", "i16", "i32", "i64",
-    "tensor", "u4", "u8", "u16", "u32", "u64",
+    "tensor", "u4", "u8", "u16", "u32", "u64", "widened",
 ]  # fmt: skip
 
 
@@ -38,6 +39,20 @@ class DType:
     @property
     def integral(self) -> bool:
         return self.kind in "iu"
+
+    @property
+    def lowest(self) -> float:
+        """What no number of the dtype is below: -infinity of a floating dtype, the least integer of another."""
+        if self.floating:
+            return -math.inf
+        return -(2 ** (self.bits - 1)) if self.kind == "i" else 0
+
+    @property
+    def highest(self) -> float:
+        """What no number of the dtype is above."""
+        if self.floating:
+            return math.inf
+        return 2 ** (self.bits - (self.kind == "i")) - 1
 
 
 f64 = DType("f64", np.dtype(np.float64), "f", 64)

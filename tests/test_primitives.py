@@ -162,8 +162,8 @@ def test_integers_that_numpy_lacks_wrap_as_those_that_it_has(dtype: str, name: s
     np.testing.assert_array_equal(found, WRAPPING[name](x.astype(np.int64)).astype(to.numpy))
 
 
-@pytest.mark.parametrize("dtype", ("i8", "u8", *NARROW))
-@pytest.mark.parametrize("floating", ("f64", "f32", "f16", "bf16"))
+@pytest.mark.parametrize("dtype", ["i8", "u8", *NARROW])
+@pytest.mark.parametrize("floating", ["f64", "f32", "f16", "bf16"])
 def test_a_float_becomes_an_integer_toward_zero_and_wraps(floating: str, dtype: str) -> None:
     """Beyond the range ONNX leaves the value undefined: here it is one and the same for every dtype and release of the libraries."""
     x = np.arange(-9, 16, 0.5).astype(DTYPES[floating].numpy)

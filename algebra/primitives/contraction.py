@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import ml_dtypes
 import numpy as np
 
 from .. import primitives as p
@@ -130,8 +129,8 @@ def _along(value: Value, x: Value, axes: Axes) -> Value:
 def _np_extreme(name: str) -> Callable[..., np.ndarray]:
     def meaning(x: np.ndarray, *, axes: Axes, ties: str = "split") -> np.ndarray:
         if any(x.shape[a] == 0 for a in axes):  # of nothing: the least (greatest) number of the dtype
-            info = ml_dtypes.iinfo(x.dtype) if dtype_of(x.dtype).integral else None
-            empty = (info.min if name == "max" else info.max) if info else (-np.inf if name == "max" else np.inf)
+            dtype = dtype_of(x.dtype)
+            empty = dtype.lowest if name == "max" else dtype.highest
             return np.full([x.shape[i] for i in kept_axes(x.ndim, axes)], empty, x.dtype)
         return np.asarray((np.max if name == "max" else np.min)(x, axis=axes))
 

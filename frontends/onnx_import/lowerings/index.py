@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -122,10 +121,7 @@ def neutral(reduction: str, x: Value) -> float:
     """What changes nothing: 1 for a product, the least (greatest) number for a maximum (minimum)."""
     if reduction == "mul":
         return 1
-    if x.dtype.floating:
-        return -math.inf if reduction == "max" else math.inf
-    info = np.iinfo(x.dtype.numpy)
-    return int(info.min if reduction == "max" else info.max)
+    return x.dtype.lowest if reduction == "max" else x.dtype.highest
 
 
 def _reduce(reduction: str, x: Value, axis: int) -> Value:

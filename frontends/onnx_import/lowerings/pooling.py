@@ -5,7 +5,6 @@ A maximum goes to the first element in row-major order of its window, in value (
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -56,11 +55,6 @@ def kernel_axes(rank: int, n: int) -> Ints:
 # ---- maximum ---------------------------------------------------------------------------------------------------------------------------
 
 
-def lowest(dtype: DType) -> float:
-    """What loses against every number of a dtype."""
-    return -math.inf if dtype.floating else int(np.iinfo(dtype.numpy).min)
-
-
 def places_of_maxima(patches: Value, x: Value, at: Windows, column_major: bool) -> Value:
     """The flat place in x of the first maximum of each window. Places count through the whole tensor; `column_major` the spatial axes backwards."""
     n = at.rank
@@ -93,7 +87,7 @@ def max_pool(x: Value, *, auto_pad: str = "NOTSET", ceil_mode: int = 0, dilation
     n = spatial_rank(x, "MaxPool")
     at = windows(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad)
     at, _ = with_ceiling(at, x.shape[2:], ceil_mode)
-    patches = windowed(padded(x, at.low, at.high, lowest(x.dtype)), at)
+    patches = windowed(padded(x, at.low, at.high, x.dtype.lowest), at)
     y = p.reduce_max(patches, axes=kernel_axes(x.rank, n), ties="first")
     return y, places_of_maxima(patches, x, at, bool(storage_order))
 

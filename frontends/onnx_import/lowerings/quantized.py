@@ -19,20 +19,13 @@ from ..tensors import dtype_of_onnx
 from .convolution import conv
 from .math import cast_to, matmul
 
-__all__ = ["dequantized", "integer_bounds", "quantized"]
+__all__ = ["dequantized", "quantized"]
 
 ROUNDED = "rounding is piecewise constant; straight_through=True (--straight-through) passes the gradient on"
 Ints = tuple[int, ...]
 
 
 # ---- there and back --------------------------------------------------------------------------------------------------------------------
-
-
-def integer_bounds(dtype: DType) -> tuple[int, int]:
-    """The smallest and the largest integer of a dtype."""
-    if dtype.kind == "u":
-        return 0, 2**dtype.bits - 1
-    return -(2 ** (dtype.bits - 1)), 2 ** (dtype.bits - 1) - 1
 
 
 def placed(v: Value, x: Value, axis: int, block: int = 0) -> Value:
@@ -75,7 +68,7 @@ def quantized(ratio: Value, zero: Value | None, dtype: DType, saturate: int = 1)
         rounded = cast_to(number, dtype, saturate)
         return remember(rounded, number)
     wide = f32 if ratio.dtype.bits < 32 and dtype.bits >= 8 else ratio.dtype
-    low, high = integer_bounds(dtype)
+    low, high = dtype.lowest, dtype.highest
 
     def sum_(x: Value) -> Value:
         x = p.cast(x, dtype=wide)
