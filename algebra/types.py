@@ -97,9 +97,12 @@ def dtype_of(numpy_dtype: np.dtype | type) -> DType:
 def widened(x: np.ndarray) -> np.ndarray:
     """`x` in the dtype that it is computed in: float32 for floats of up to 16 bits, int64 for integers of 2 and 4 bits, otherwise its own.
 
-    Back in its own dtype a float is rounded once, and an integer loses its upper bits, as those that numpy has itself do.
+    Back in its own dtype a float is rounded once, and an integer loses its upper bits, as those that numpy has itself do. Dims (an array of
+    objects) stay as they are.
     """
-    dtype = dtype_of(x.dtype)
+    dtype = _BY_NUMPY.get(x.dtype)
+    if dtype is None:
+        return x
     if dtype.floating and dtype.bits <= 16:
         return x.astype(np.float32)
     return x.astype(np.int64) if dtype.integral and dtype.bits < 8 else x

@@ -87,9 +87,7 @@ def restored(
         new = ModelProto()
         new.CopyFrom(model)
     left = {**_copies(new, values), **values}
-    for own, stored, output, place in split:
-        if own in left:
-            _split_off(new.graph, own, stored, output, place)
+    _split_off(new.graph, [s for s in split if s[0] in left])
     _in_graph(new.graph, "", left)
     for function in new.functions:
         _in_nodes(function.node, f"{function.name}/", left, by_suffix=True)
@@ -160,27 +158,30 @@ def _copies(model: ModelProto, values: Mapping[str, np.ndarray]) -> dict[str, np
     }
 
 
-def _split_off(graph: GraphProto, own: str, stored: str, output: str, place: int) -> None:
-    """Give one operand of one node a stored tensor of its own."""
-    source = next((t for t in graph.initializer if t.name == stored), None)
-    if source is None:
-        source = next(
-            (
-                a.t
-                for n in graph.node
-                if n.op_type == "Constant" and n.output[0] == stored
-                for a in n.attribute
-                if a.name == "value"
-            ),
-            None,
-        )
-    node = next((n for n in graph.node if n.output and n.output[0] == output), None)
-    if source is None or node is None:
-        return
-    mine = copy.deepcopy(source)
-    mine.name = own
-    graph.initializer.append(mine)
-    node.input[place] = own
+def _split_off(graph: GraphProto, splits: Iterable[Split]) -> None:
+    """Give operands of nodes stored tensors of their own; a node that only gave one a name makes way for it."""
+    stored = {t.name: t for t in graph.initializer}
+    nodes = {n.output[0]: n for n in graph.node if n.output}
+    for name, node in nodes.items():
+        if node.op_type == "Constant":
+            stored.update((name, a.t) for a in node.attribute if a.name == "value")
+    renamed = set()
+    for own, name, output, place in splits:
+        if name not in stored or output not in nodes:
+            continue
+        if own not in stored:
+            mine = copy.deepcopy(stored[name])
+            mine.name = own
+            graph.initializer.append(mine)
+            stored[own] = mine
+        if own == output:
+            renamed.add(own)
+        else:
+            nodes[output].input[place] = own
+    if renamed:
+        kept = [n for n in graph.node if renamed.isdisjoint(n.output)]
+        del graph.node[:]
+        graph.node.extend(kept)
 
 
 def _in_graph(graph: GraphProto, prefix: str, left: dict[str, np.ndarray]) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from pullback.algebra.errors import PullbackError, Refusal
+from pullback.algebra.errors import PullbackError, PullbackWarning, Refusal
 from pullback.algebra.evaluate import evaluate
+from pullback.algebra.graph import Graph
 from pullback.backends.restore import restored
 from pullback.frontends.onnx_import import load
 
@@ -224,6 +225,108 @@ def test_one_tensor_used_as_weight_and_as_running_mean_is_split() -> None:
     assert {v.name for v in graph.parameters} == {"ones", "zeros"}
     assert {v.name for v in graph.by_role("state")} == {"n.running_mean", "n.running_var"}
     assert np.allclose(evaluate(graph, {"x": X})["y"], X, atol=1e-5)
+
+
+# ---- what exporters merged ---------------------------------------------------------------------------------------------------------
+
+
+def names(graph: Graph, *roles: str) -> set[str]:
+    return {v.name for v in graph.by_role(*roles)}
+
+
+def test_parameters_that_an_exporter_merged_are_told_apart_by_the_names_it_left() -> None:
+    graph = load(
+        parse("""
+    g (float[N, 2] x) => (float[N, 2] y) <float[2] ones = {1, 1}, float[2] zeros = {0, 0}, float[2] w = {1, 2}> {
+      scale = Identity (ones)  bias = Identity (zeros)  mean = Identity (zeros)  var = Identity (ones)  tied = Identity (w)
+      n = BatchNormalization (x, ones, zeros, mean, var)
+      m = LayerNormalization (n, scale, bias)
+      a = Mul (m, w)
+      y = Mul (a, tied)
+    }""")
+    )
+    assert names(graph, "parameter") == {"ones", "zeros", "scale", "bias", "w"}
+    assert names(graph, "state") == {"mean", "var"}
+    assert np.allclose(evaluate(graph, {"x": X})["y"][:, 1] > 0, X[:, 1] > X[:, 0])
+
+
+SIGNATURE = """
+p_one_w: PARAMETER target='one_w'
+p_one_b: PARAMETER target='one_b'
+p_two_w: PARAMETER target='two_w'
+p_two_b: PARAMETER target='two_b'
+p_table: PARAMETER target='hidden'
+p_unused: PARAMETER target='unused'
+b_shift: BUFFER target='shift' persistent=True
+b_rates: BUFFER target='rates' persistent=True
+c_t: CONSTANT_TENSOR target='t'
+x: USER_INPUT
+"""
+BODY = "(%x, [2], %p_one_w, %p_one_b, 1e-05, False), kwargs = {}", "(%n, [2], %p_two_w, %p_two_b)", "(%m, %b_shift)"
+
+
+def signed(
+    nodes: str, calls: Sequence[str], stored: str = "", folded: Mapping[str, Sequence[str]] | None = None
+) -> onnx.ModelProto:
+    """A model as PyTorch's newer exporter writes it: the signature of the network, and in each node the call that it was made from."""
+    model = parse(f"""g (float[N, 2] x) => (float[N, 2] y)
+      <float[2] one_w = {{1, 1}}, float[2] one_b = {{0, 0}}{stored and ", "}{stored}> {{ {nodes} }}""")
+    model.graph.metadata_props.add(key="pkg.torch.export.ExportedProgram.graph_signature", value=SIGNATURE)
+    for node, call in zip(model.graph.node, calls, strict=True):
+        node.metadata_props.add(key="pkg.torch.onnx.fx_node", value=f"%v{calls.index(call)} : call_function[target=f](args = {call}")
+    for name, made_from in (folded or {}).items():
+        info = model.graph.value_info.add(name=name)
+        info.metadata_props.add(key="pkg.onnxscript.optimizer.folded_from", value=repr(list(made_from)))
+    return model
+
+
+NORMS = "n = LayerNormalization (x, one_w, one_b)  m = LayerNormalization (n, one_w, one_b)"
+
+
+def test_parameters_that_an_exporter_merged_are_told_apart_by_its_record_of_calls() -> None:
+    graph = load(signed(f"{NORMS}  y = Add (m, one_b)", BODY))
+    assert names(graph, "parameter") == {"one_w", "one_b", "two_w", "two_b"}
+    assert graph.info["frozen"] == {"shift": "a buffer of the network, by its exporter's record"}
+    assert {tuple(s) for s in graph.info["split"]} == {
+        ("two_w", "one_w", "m", 1), ("two_b", "one_b", "m", 2), ("shift", "one_b", "y", 1),
+    }  # fmt: skip
+
+
+def test_one_layer_used_twice_stays_one() -> None:
+    graph = load(signed(f"{NORMS}  y = Add (m, one_b)", [BODY[0], "(%v0, [2], %p_one_w, %p_one_b)", BODY[2]]))
+    assert names(graph, "parameter") == {"one_w", "one_b"}
+
+
+def test_a_call_of_several_nodes_takes_its_tensors_in_order() -> None:
+    nodes = "n = Mul (x, one_w)  m = Add (n, one_b)  a = Mul (m, one_w)  y = Add (a, one_b)"
+    graph = load(signed(nodes, [BODY[0], BODY[0], BODY[1], BODY[1]]))
+    assert names(graph, "parameter") == {"one_w", "one_b", "two_w", "two_b"}
+
+
+def test_a_tensor_is_a_weight_where_the_exporter_computed_it_from_one() -> None:
+    stored = "float[2] a = {3, 4}, float[2] b = {5, 6}, float[2] rates = {7, 8}, float[2] t = {1, 2}"
+    nodes = "n = Add (x, a)  m = Add (n, b)  k = Mul (m, rates)  l = Mul (k, t)  p = Mul (l, one_w)  y = Add (p, one_b)"
+    calls = ["(%x, %a)", "(%n, %b)", "(%m, %b_rates)", "(%k, %c_t)", "(%l, %p_one_w)", "(%p, %p_one_b)"]
+    graph = load(signed(nodes, calls, stored, {"a": ["arange", "rates"], "b": ["arange", "hidden"]}))
+    assert names(graph, "parameter") == {"b", "one_w", "one_b"}
+    assert graph.info["frozen"] == {
+        "a": "computed from no parameter, by its exporter's record",
+        "rates": "a buffer of the network, by its exporter's record",
+        "t": "a constant in the network's code, by its exporter's record",
+    }
+
+
+def test_merged_parameters_that_cannot_be_told_apart_are_named() -> None:
+    model = signed("n = Mul (x, one_w)  y = Add (n, one_b)", ["(%x, %p_one_w, %p_two_w, %p_two_b)", "(%n, %p_one_b)"])
+    model.graph.node[0].input[1] = "one_b"
+    with pytest.warns(PullbackWarning, match=r"'one_b' .*stands for more than one parameter.*: two_b, two_w"):
+        load(model)
+
+
+def test_parameters_that_the_exporter_left_out_are_named() -> None:
+    model = signed("y = Mul (x, one_w)", ["(%x, %p_one_w, %p_two_b)"])
+    with pytest.warns(PullbackWarning, match="left out parameters of the network, which are not trained: two_b$"):
+        load(model)
 
 
 # ---- refusals ------------------------------------------------------------------------------------------------------------------------------

@@ -433,6 +433,33 @@ def test_merged_weights_are_taken_apart_at_export(tmp_path: Path) -> None:
     np.testing.assert_allclose(y, run.predict({"x": x})["y"], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("through_file", [False, True])
+def test_parameters_that_an_exporter_merged_are_trained_and_exported_apart(tmp_path: Path, through_file: bool) -> None:
+    model = onnx.parser.parse_model("""
+    <ir_version: 10, opset_import: ["" : 17]>
+    g (float[N, 3] x) => (float[N, 3] y) <float[3] one_scale = {1, 1, 1}, float[3] one_bias = {0, 0, 0}> {
+      two_scale = Identity (one_scale)
+      two_bias = Identity (one_bias)
+      h = LayerNormalization (x, one_scale, one_bias)
+      g = Tanh (h)
+      y = LayerNormalization (g, two_scale, two_bias)
+    }""")
+    step = training_step(load(model), loss="mse_loss", lr=0.1)
+    assert set(step.signature.parameters) == {"one_scale", "one_bias", "two_scale", "two_bias"}
+    save(step.graph, tmp_path / "step.onnx")
+    run = Trainer.from_file(tmp_path / "step.onnx", threads=1) if through_file else Trainer(step, threads=1)
+    rng = np.random.default_rng(0)
+    x, target = (rng.standard_normal((8, 3)).astype(np.float32) for _ in range(2))
+    for _ in range(3):
+        run.step({"x": x, "target": target})
+    run.export(tmp_path / "trained.onnx")
+    trained = onnx.load(tmp_path / "trained.onnx")
+    assert [n.op_type for n in trained.graph.node] == ["LayerNormalization", "Tanh", "LayerNormalization"]
+    assert len({t.raw_data for t in trained.graph.initializer}) == 4
+    (y,) = ort.InferenceSession(tmp_path / "trained.onnx").run(None, {"x": x})
+    np.testing.assert_allclose(y, run.predict({"x": x})["y"], rtol=1e-5, atol=1e-6)
+
+
 def test_weights_inside_branches_go_back_into_their_branch(tmp_path: Path) -> None:
     model = onnx.parser.parse_model("""
     <ir_version: 10, opset_import: ["" : 17]>

@@ -49,6 +49,7 @@ from ...algebra.origin import Origin, Source
 from ...algebra.types import TensorType
 from . import functions
 from .context import Node, Reading, Unify, Unsupported, session
+from .exporters import Record, Split, recorded
 from .registry import Argument, Stack, Tensors, apply, lookup, schema_of
 from .tensors import constant_of, dtype_of_onnx, external_problems, sparse_constant, type_of
 
@@ -372,7 +373,7 @@ class Scope:
         where = f"node {name!r} ({proto.op_type}, domain {domain or 'ai.onnx'}, opset {opset})"
         arguments: list[Argument | Poison] = []
         try:
-            inputs = tuple(self.reader.renamed.get((proto.output[0], i), name) for i, name in enumerate(proto.input))
+            inputs = self.reader.operands(proto)
             arguments = [self.argument(i) for i in inputs]
             if any(isinstance(a, Poison) for a in arguments):
                 raise Poisoned
@@ -627,6 +628,7 @@ class Reader:
     renamed: dict[tuple[str, int], str] = field(default_factory=dict)
     builder: Builder = field(default_factory=Builder)
     copies: Mapping[str, tuple[str, bool]] = field(default_factory=dict)
+    record: Record = field(default_factory=Record)
     root: Scope | None = None
     serves: Mapping[str, frozenset[str]] = field(init=False)
 
@@ -639,6 +641,12 @@ class Reader:
 
     def blame(self, reason: str) -> None:
         self.reasons.append(reason)
+
+    def operands(self, node: NodeProto) -> tuple[str, ...]:
+        """The names of a node's inputs, each use of a tensor that was taken apart under its own."""
+        if not self.renamed:
+            return tuple(node.input)
+        return tuple(self.renamed.get((node.output[0], i), name) for i, name in enumerate(node.input))
 
     def newest(self, domain: str) -> int:
         """The version assumed for a domain that the model does not import."""
@@ -716,6 +724,9 @@ def _loaded(
         bindings[dim(symbol)] = size
     if dims:
         _check_bound(graph, dims, name)
+    reader = partial(
+        Reader, graph, proto, base, copies=_written_twice(proto, base), record=_recorded(proto, base, name)
+    )
     waiting: list[frozenset[str]] = [
         frozenset()
     ]  # branches on sizes to be read the unusual way, the usual way of all first
@@ -725,7 +736,7 @@ def _loaded(
             break
         unusual, chosen = waiting.pop(), list[str]()
         try:
-            return _settled(graph, proto, base, name, bindings, options, unusual, chosen)
+            return _settled(reader, name, bindings, options, unusual, chosen)
         except Refusal as error:
             refused = refused or error
             waiting += [unusual | {branch} for branch in dict.fromkeys(chosen) if branch not in unusual]
@@ -744,15 +755,36 @@ def _written_twice(model: ModelProto, base: Path | None) -> dict[str, tuple[str,
     return copies(matrices)
 
 
+def _recorded(model: ModelProto, base: Path | None, name: str) -> Record:
+    """What the exporter recorded of the stored tensors; parameters that it merged and that cannot be told apart are named."""
+    given = {i.name for i in model.graph.input}
+    stored = {}
+    for tensor in model.graph.initializer:
+        if tensor.data_type in FLOATING and tensor.name not in given:
+            with suppress(*FAULTS):  # a damaged tensor is blamed where it is used
+                stored[tensor.name] = constant_of(tensor, base)
+    record = recorded(model, stored)
+    notes = [
+        f"{tensor!r} stands for more than one parameter, which are trained as one, as the exporter merged them: {', '.join(parameters)}"
+        for tensor, parameters in record.merged.items()
+    ]
+    if record.lost:
+        notes.append(
+            f"the exporter left out parameters of the network, which are not trained: {', '.join(record.lost)}"
+        )
+    for note in notes:
+        warnings.warn(f"{name!r}: {note}", PullbackWarning, stacklevel=5)
+    return record
+
+
 def _settled(
-    graph: GraphProto, proto: ModelProto, base: Path | None, name: str, bindings: Mapping[sympy.Symbol, Dim],
+    make: Callable[..., Reader], name: str, bindings: Mapping[sympy.Symbol, Dim],
     options: Mapping[str, Any], unusual: Collection[str], chosen: list[str],
 ) -> Graph:  # fmt: skip
     """Read again and again, symbols replaced by what the model forces them to be, until nothing more is forced."""
     forced: list[Constraint] = []
-    tied = _written_twice(proto, base)
     while True:
-        reader = Reader(graph, proto, base, bindings, copies=tied)
+        reader = make(bindings=bindings)
         reader.state.options.update(options)
         reader.state.choices.update(dict.fromkeys(unusual, True))
         reader.state.chosen = chosen
@@ -952,11 +984,13 @@ def frozen_inputs(graph: Graph, names: set[str]) -> Graph:
 
 def _classify(graph: GraphProto, scope: Scope, reader: Reader) -> None:
     """Which stored tensors are no weights, by the operands they serve. One that is a weight elsewhere is split in two, as exporters merge equal ones."""
+    for split in reader.record.splits:
+        _split_off(scope, reader, split)
     serves: dict[str, set[tuple[str, str, str]]] = {}
     weights: set[str] = set()
     for node in graph.node:
-        for i, name in enumerate(node.input):
-            if name in scope.entries:
+        for i, name in enumerate(reader.operands(node)):
+            if name in scope.entries and name not in node.output:
                 use = USES.get((node.op_type, i)) if node.domain in USE_DOMAINS else None
                 if use is None:
                     weights.add(name)
@@ -968,24 +1002,31 @@ def _classify(graph: GraphProto, scope: Scope, reader: Reader) -> None:
             role, _, reason = next(iter(uses))
             reader.uses[name] = (role, reason)
         else:
-            _split(graph, scope, reader, name, uses)
+            _split(graph, scope, reader, name)
+    for name, reason in reader.record.no_weights.items():
+        reader.uses.setdefault(name, ("frozen", reason))
 
 
-def _split(graph: GraphProto, scope: Scope, reader: Reader, name: str, uses: set[tuple[str, str, str]]) -> None:
-    stored = scope.entries[name]
-    if not isinstance(stored, _Stored):
-        return
+def _split(graph: GraphProto, scope: Scope, reader: Reader, name: str) -> None:
+    """Give each operand that is no weight a tensor of its own."""
     for node in graph.node:
-        for i, operand in enumerate(node.input):
+        for i, operand in enumerate(reader.operands(node)):
             use = USES.get((node.op_type, i)) if operand == name and node.domain in USE_DOMAINS else None
             if use is None:
                 continue
             role, suffix, reason = use
             own = f"{node.name or node.output[0]}.{suffix}"
-            scope.entries[own] = _Stored(own, stored.constant)
+            _split_off(scope, reader, Split(own, name, node.output[0], i))
             reader.uses[own] = (role, reason)
-            reader.renamed[(node.output[0], i)] = own
-            reader.state.record("split", (own, name, node.output[0], i))
+
+
+def _split_off(scope: Scope, reader: Reader, split: Split) -> None:
+    stored = scope.entries.get(split.stored)
+    if isinstance(stored, _Stored):
+        serves = reader.serves.get(split.own, stored.serves)
+        scope.entries[split.own] = _Stored(split.own, stored.constant, serves, NO_NAME.fullmatch(split.own) is not None)
+        reader.renamed[split.output, split.place] = split.own
+        reader.state.record("split", tuple(split))
 
 
 def _input(info: onnx.ValueInfoProto, scope: Scope, reader: Reader) -> Value | None:

@@ -1,0 +1,181 @@
+"""What PyTorch's exporters tell of the tensors that they stored: which are parameters, and which of them were merged.
+
+Both exporters merge tensors that are equal when they export. In a network as its constructor left it, the scales of all norms are ones and their biases
+zeros, which then come out as one tensor each, and would be trained as one. The older exporter leaves an `Identity` under each name that it took away. The
+newer one leaves the network's signature, what each folded tensor was computed from, and in every node the call that the node was made from.
+
+Only tensors whose elements are all equal are told apart here: others that are equal are the same weight, used in several places.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto
+
+from ...algebra.graph import Constant
+
+__all__ = ["Record", "Split", "recorded"]
+
+SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
+CALL = "pkg.torch.onnx.fx_node"
+FOLDED = "pkg.onnxscript.optimizer.folded_from"
+_LINE = re.compile(r"^(\w+): (PARAMETER|BUFFER|CONSTANT_TENSOR) target='([^']*)'", re.MULTILINE)
+_ARGUMENT = re.compile(r"%(\w+)")
+_REASONS = {
+    "BUFFER": "a buffer of the network, by its exporter's record",
+    "CONSTANT_TENSOR": "a constant in the network's code, by its exporter's record",
+}
+
+
+class Split(NamedTuple):
+    """One use of a stored tensor under a name of its own: that name, the stored tensor's, the first output of the node that uses it, and where."""
+
+    own: str
+    stored: str
+    output: str
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What is known of a graph's stored tensors: uses to be told apart, names that are no weights and why, and what of the network is not in the file.
+
+    `merged` has parameters that stay merged, by the tensor that stands for them; `lost` those that the network uses and the file lacks.
+    """
+
+    splits: tuple[Split, ...] = ()
+    no_weights: Mapping[str, str] = field(default_factory=dict)
+    merged: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    lost: tuple[str, ...] = ()
+
+
+def recorded(model: ModelProto, stored: Mapping[str, Constant]) -> Record:
+    """What the exporter of a model recorded of these tensors; nothing where another program wrote the file."""
+    uniform = _Uniform(stored)
+    signature = next((p.value for p in model.graph.metadata_props if p.key == SIGNATURE), None)
+    if signature is None:
+        return Record(tuple(_identities(model.graph, uniform)))
+    functions = {(f.domain, f.name) for f in model.functions}
+    nodes = [n for n in model.graph.node if (n.domain, n.op_type) not in functions]
+    return _Signature(signature, model.graph, nodes, stored, uniform).record()
+
+
+class _Uniform:
+    """Whether all elements of a stored tensor are equal; each is read at most once."""
+
+    def __init__(self, stored: Mapping[str, Constant]) -> None:
+        self.stored = stored
+        self.found: dict[str, bool] = {}
+
+    def __call__(self, name: str) -> bool:
+        if name not in self.found:
+            self.found[name] = False
+            with suppress(ValueError):  # a damaged tensor is blamed where it is used
+                array = np.asarray(self.stored[name].array) if name in self.stored else np.zeros(0)
+                self.found[name] = array.ndim > 0 and array.size > 0 and bool((array == array.flat[0]).all())
+        return self.found[name]
+
+
+def _identities(graph: GraphProto, uniform: _Uniform) -> Iterator[Split]:
+    """The parameters of which the older exporter left the name."""
+    outputs = {o.name for o in graph.output}
+    for node in graph.node:
+        if node.op_type == "Identity" and node.domain in ("", "ai.onnx") and uniform(node.input[0]):
+            (name,) = node.output
+            if name not in outputs:
+                yield Split(name, node.input[0], name, 0)
+
+
+@dataclass(slots=True)
+class _Signature:
+    """The newer exporter's record of one graph."""
+
+    text: str
+    graph: GraphProto
+    nodes: Sequence[NodeProto]
+    stored: Mapping[str, Constant]
+    uniform: _Uniform
+
+    def record(self) -> Record:
+        found = [m.groups() for m in _LINE.finditer(self.text)]
+        target = {placeholder: name for placeholder, _, name in found}
+        kinds = {name: kind for _, kind, name in found}
+        folded = {
+            v.name: names for v in self.graph.value_info if (names := _folded(v)) is not None and v.name in self.stored
+        }
+        gone = set(kinds) - set(self.stored) - {n for names in folded.values() for n in names}
+        taken = {o for node in self.graph.node for o in node.output} | {i.name for i in self.graph.input}
+        splits: list[Split] = []
+        merged: dict[str, set[str]] = defaultdict(set)
+        lost: set[str] = set()
+        for call, nodes in self._calls().items():
+            wanted = list(dict.fromkeys(target[a] for a in _ARGUMENT.findall(call) if a in target))
+            missing = [w for w in wanted if w in gone]
+            if not missing:
+                continue
+            uses = [
+                Split("", name, node.output[0], i)
+                for node in nodes
+                for i, name in enumerate(node.input)
+                if name in self.stored
+            ]
+            pairs = [(use, name) for use, name in self._matched(uses, wanted, missing) if name not in taken]
+            splits += [use._replace(own=name) for use, name in pairs if name in gone]
+            unsaid = {m for m in missing if kinds[m] == "PARAMETER"} - {name for _, name in pairs}
+            known = {use for use, _ in pairs}
+            candidates = {
+                u.stored for u in uses if u not in known and u.stored not in wanted and self.uniform(u.stored)
+            }
+            for name in candidates:
+                merged[name] |= unsaid
+            lost |= set() if candidates else unsaid
+        no_weights = {n: _REASONS[k] for n, k in kinds.items() if k in _REASONS}
+        for name, names in folded.items():
+            if not any(kinds.get(n) == "PARAMETER" for n in names):
+                no_weights[name] = "computed from no parameter, by its exporter's record"
+        merged = {n: names for n, names in merged.items() if names}
+        return Record(
+            tuple(splits),
+            {n: reason for n, reason in no_weights.items() if n not in merged},
+            {n: tuple(sorted(names)) for n, names in merged.items()},
+            tuple(sorted(lost - {s.own for s in splits} - {n for names in merged.values() for n in names})),
+        )
+
+    def _calls(self) -> dict[str, list[NodeProto]]:
+        """The nodes that were made from each call in the network."""
+        found: dict[str, list[NodeProto]] = defaultdict(list)
+        for node in self.nodes:
+            for p in node.metadata_props:
+                if p.key == CALL:
+                    found[p.value].append(node)
+        return found
+
+    def _matched(self, uses: Sequence[Split], wanted: Sequence[str], missing: Sequence[str]) -> list[tuple[Split, str]]:
+        """Which tensor of the call each use is, where that is sure: nodes take what the call was given in the call's order."""
+        uses = [u for u in uses if u.stored in wanted or self.uniform(u.stored)]
+        present = [w for w in wanted if w in missing or w in self.stored]
+        if len(uses) == len(present):
+            pairs = list(zip(uses, present, strict=True))
+            if all(name in missing or name == use.stored for use, name in pairs):
+                return [(use, name) for use, name in pairs if self.uniform(use.stored)]
+        others = [u for u in uses if u.stored not in wanted]
+        if len({u.stored for u in others}) == len(missing) == 1:
+            return [(use, missing[0]) for use in others]
+        return []
+
+
+def _folded(value: ValueInfoProto) -> list[str] | None:
+    """The names of what a folded tensor was computed from; None where it was not."""
+    for p in value.metadata_props:
+        if p.key == FOLDED:
+            with suppress(ValueError, SyntaxError):
+                return [str(n) for n in ast.literal_eval(p.value)]
+    return None
