@@ -175,6 +175,8 @@ READING = _options(
             help="Write loops of known length step after step."),
     _option("--straight-through", is_flag=True, callback=_reading, expose_value=False, section=READ,
             help="Let gradients pass through quantisation as if it were not there."),
+    _option("--untie", multiple=True, callback=_reading, expose_value=False, metavar="GLOB", section=READ,
+            help="Make each use of a stored tensor a parameter of its own, where an exporter merged equal ones."),
 )  # fmt: skip
 JSON = _option("--json", "as_json", is_flag=True, help="Print JSON.")
 WRITING = "What is written"

@@ -273,7 +273,9 @@ def signed(
       <float[2] one_w = {{1, 1}}, float[2] one_b = {{0, 0}}{stored and ", "}{stored}> {{ {nodes} }}""")
     model.graph.metadata_props.add(key="pkg.torch.export.ExportedProgram.graph_signature", value=SIGNATURE)
     for node, call in zip(model.graph.node, calls, strict=True):
-        node.metadata_props.add(key="pkg.torch.onnx.fx_node", value=f"%v{calls.index(call)} : call_function[target=f](args = {call}")
+        node.metadata_props.add(
+            key="pkg.torch.onnx.fx_node", value=f"%v{calls.index(call)} : call_function[target=f](args = {call}"
+        )
     for name, made_from in (folded or {}).items():
         info = model.graph.value_info.add(name=name)
         info.metadata_props.add(key="pkg.onnxscript.optimizer.folded_from", value=repr(list(made_from)))
@@ -319,8 +321,31 @@ def test_a_tensor_is_a_weight_where_the_exporter_computed_it_from_one() -> None:
 def test_merged_parameters_that_cannot_be_told_apart_are_named() -> None:
     model = signed("n = Mul (x, one_w)  y = Add (n, one_b)", ["(%x, %p_one_w, %p_two_w, %p_two_b)", "(%n, %p_one_b)"])
     model.graph.node[0].input[1] = "one_b"
-    with pytest.warns(PullbackWarning, match=r"'one_b' .*stands for more than one parameter.*: two_b, two_w"):
+    with pytest.warns(PullbackWarning, match=r"'one_b' stands for parameters of its network \(two_b, two_w\)"):
         load(model)
+
+
+SHARED = """g (float[N, 2] x) => (float[N, 2] y) <float[2] ones = {1, 1}, float[2] w = {1, 2}> {
+  [first] n = LayerNormalization (x, ones, w)
+  [second] m = LayerNormalization (n, ones, w)
+  y = Mul (m, ones)
+}"""
+
+
+def test_what_several_layers_share_is_named_where_its_elements_are_all_equal() -> None:
+    with pytest.warns(
+        PullbackWarning, match=r"'ones' stands for a scale or a bias of 2 layers.*untie='ones'"
+    ) as caught:
+        graph = load(parse(SHARED))
+    assert len(caught) == 1  # a trained tensor that layers share is one weight
+    assert names(graph, "parameter") == {"ones", "w"}
+
+
+def test_each_use_is_a_parameter_of_its_own_on_request() -> None:
+    graph = load(parse(SHARED), untie=["on*"])
+    assert names(graph, "parameter") == {"ones", "w", "second.ones", "y.ones"}
+    with pytest.raises(Refusal, match="untie 'onse' matches nothing; near names: ones"):
+        load(parse(SHARED), untie=["onse"])
 
 
 def test_parameters_that_the_exporter_left_out_are_named() -> None:

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -48,24 +48,34 @@ class Split(NamedTuple):
 class Record:
     """What is known of a graph's stored tensors: uses to be told apart, names that are no weights and why, and what of the network is not in the file.
 
-    `merged` has parameters that stay merged, by the tensor that stands for them; `lost` those that the network uses and the file lacks.
+    `merged` has tensors that stand for several parameters, or seem to, and for what; `lost` parameters that the network uses and the file lacks.
     """
 
     splits: tuple[Split, ...] = ()
     no_weights: Mapping[str, str] = field(default_factory=dict)
-    merged: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    merged: Mapping[str, str] = field(default_factory=dict)
     lost: tuple[str, ...] = ()
 
 
-def recorded(model: ModelProto, stored: Mapping[str, Constant]) -> Record:
-    """What the exporter of a model recorded of these tensors; nothing where another program wrote the file."""
-    uniform = _Uniform(stored)
+def recorded(model: ModelProto, stored: Mapping[str, Constant], untied: Collection[str] = ()) -> Record:
+    """What the exporter of a model recorded of these tensors, and of those in `untied` each use by itself.
+
+    Where another program wrote the file, or the record was lost, what looks merged is in `merged`.
+    """
+    uniform = _Uniform({n: c for n, c in stored.items() if n not in untied})
+    record = _record(model, uniform)
+    apart = tuple(_uses_apart(model.graph, untied))
+    return replace(record, splits=(*record.splits, *apart))
+
+
+def _record(model: ModelProto, uniform: _Uniform) -> Record:
     signature = next((p.value for p in model.graph.metadata_props if p.key == SIGNATURE), None)
     if signature is None:
-        return Record(tuple(_identities(model.graph, uniform)))
+        splits = tuple(_identities(model.graph, uniform))
+        return Record(splits, merged=_suspects(model.graph, uniform, {s.output for s in splits}))
     functions = {(f.domain, f.name) for f in model.functions}
     nodes = [n for n in model.graph.node if (n.domain, n.op_type) not in functions]
-    return _Signature(signature, model.graph, nodes, stored, uniform).record()
+    return _Signature(signature, model.graph, nodes, uniform).record()
 
 
 class _Uniform:
@@ -94,6 +104,35 @@ def _identities(graph: GraphProto, uniform: _Uniform) -> Iterator[Split]:
                 yield Split(name, node.input[0], name, 0)
 
 
+# operands by which layers of their own are told from one that is used twice: a network's layers have a scale, a bias each
+_LAYERS = {
+    "BatchNormalization": (1, 2), "Conv": (2,), "ConvTranspose": (2,), "Gemm": (2,), "GroupNormalization": (1, 2), "InstanceNormalization": (1, 2),
+    "LayerNormalization": (1, 2), "RMSNormalization": (1,), "SimplifiedLayerNormalization": (1,),
+}  # fmt: skip
+
+
+def _suspects(graph: GraphProto, uniform: _Uniform, named: Collection[str]) -> dict[str, str]:
+    """Tensors that several layers share and whose elements are all equal."""
+    found: dict[str, int] = Counter(
+        node.input[i]
+        for node in graph.node
+        for i in _LAYERS.get(node.op_type, ())
+        if i < len(node.input) and node.input[i] not in named
+    )
+    return {name: f"a scale or a bias of {n} layers" for name, n in found.items() if n > 1 and uniform(name)}
+
+
+def _uses_apart(graph: GraphProto, untied: Collection[str]) -> Iterator[Split]:
+    """Every use of these tensors but the first, each under a name of its own."""
+    seen: set[str] = set()
+    for node in graph.node:
+        for i, name in enumerate(node.input):
+            if name in seen:
+                yield Split(f"{node.name or node.output[0]}.{name}", name, node.output[0], i)
+            elif name in untied:
+                seen.add(name)
+
+
 @dataclass(slots=True)
 class _Signature:
     """The newer exporter's record of one graph."""
@@ -101,7 +140,6 @@ class _Signature:
     text: str
     graph: GraphProto
     nodes: Sequence[NodeProto]
-    stored: Mapping[str, Constant]
     uniform: _Uniform
 
     def record(self) -> Record:
@@ -109,9 +147,11 @@ class _Signature:
         target = {placeholder: name for placeholder, _, name in found}
         kinds = {name: kind for _, kind, name in found}
         folded = {
-            v.name: names for v in self.graph.value_info if (names := _folded(v)) is not None and v.name in self.stored
+            v.name: names
+            for v in self.graph.value_info
+            if (names := _folded(v)) is not None and v.name in self.uniform.stored
         }
-        gone = set(kinds) - set(self.stored) - {n for names in folded.values() for n in names}
+        gone = set(kinds) - set(self.uniform.stored) - {n for names in folded.values() for n in names}
         taken = {o for node in self.graph.node for o in node.output} | {i.name for i in self.graph.input}
         splits: list[Split] = []
         merged: dict[str, set[str]] = defaultdict(set)
@@ -125,7 +165,7 @@ class _Signature:
                 Split("", name, node.output[0], i)
                 for node in nodes
                 for i, name in enumerate(node.input)
-                if name in self.stored
+                if name in self.uniform.stored
             ]
             pairs = [(use, name) for use, name in self._matched(uses, wanted, missing) if name not in taken]
             splits += [use._replace(own=name) for use, name in pairs if name in gone]
@@ -145,7 +185,7 @@ class _Signature:
         return Record(
             tuple(splits),
             {n: reason for n, reason in no_weights.items() if n not in merged},
-            {n: tuple(sorted(names)) for n, names in merged.items()},
+            {n: f"parameters of its network ({', '.join(sorted(names))})" for n, names in merged.items()},
             tuple(sorted(lost - {s.own for s in splits} - {n for names in merged.values() for n in names})),
         )
 
@@ -161,7 +201,7 @@ class _Signature:
     def _matched(self, uses: Sequence[Split], wanted: Sequence[str], missing: Sequence[str]) -> list[tuple[Split, str]]:
         """Which tensor of the call each use is, where that is sure: nodes take what the call was given in the call's order."""
         uses = [u for u in uses if u.stored in wanted or self.uniform(u.stored)]
-        present = [w for w in wanted if w in missing or w in self.stored]
+        present = [w for w in wanted if w in missing or w in self.uniform.stored]
         if len(uses) == len(present):
             pairs = list(zip(uses, present, strict=True))
             if all(name in missing or name == use.stored for use, name in pairs):

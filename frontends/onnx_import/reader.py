@@ -46,6 +46,7 @@ from ...algebra.graph import (
 )
 from ...algebra.known import Facts
 from ...algebra.origin import Origin, Source
+from ...algebra.training.selection import match
 from ...algebra.types import TensorType
 from . import functions
 from .context import Node, Reading, Unify, Unsupported, session
@@ -693,19 +694,20 @@ class Reader:
 
 
 def load(model: str | os.PathLike[str] | ModelProto | bytes, *, dims: Mapping[str, int] | None = None, straight_through: bool = False,
-         max_trips: int | None = None, unroll: bool = False) -> Graph:  # fmt: skip
+         max_trips: int | None = None, unroll: bool = False, untie: Sequence[str] = ()) -> Graph:  # fmt: skip
     """Read an ONNX model (a path, a `ModelProto`, or its bytes) into a graph.
 
     Inputs keep the model's names; floating weights become inputs with role `parameter`, running statistics `state`. `dims` gives symbolic dims a size.
     `straight_through` lets gradients pass through rounding to integers. `max_trips` bounds loops that stop on a condition, which gives them a
-    gradient. `unroll` writes loops of known length step after step. Raises `Refusal` naming everything that stands in the way.
+    gradient. `unroll` writes loops of known length step after step. `untie` names stored tensors (globs too) of which each use becomes a parameter
+    of its own, `{node}.{tensor}` from the second use on. Raises `Refusal` naming everything that stands in the way.
     """
     if max_trips is not None and max_trips < 1:
         raise Refusal("cannot bound loops", [f"max_trips must be positive, found {max_trips}"])
     options = {"straight_through": straight_through, "max_trips": max_trips, "unroll": unroll}
     proto, base, name = open_model(model)
     try:
-        return _loaded(proto, base, name, dims or {}, options)
+        return _loaded(proto, base, name, dims or {}, options, untie)
     except FAULTS as error:
         if isinstance(error, PullbackError):
             raise
@@ -713,7 +715,12 @@ def load(model: str | os.PathLike[str] | ModelProto | bytes, *, dims: Mapping[st
 
 
 def _loaded(
-    proto: ModelProto, base: Path | None, name: str, dims: Mapping[str, int], options: Mapping[str, Any]
+    proto: ModelProto,
+    base: Path | None,
+    name: str,
+    dims: Mapping[str, int],
+    options: Mapping[str, Any],
+    untie: Sequence[str],
 ) -> Graph:
     _check_file(proto, base, name)
     graph = functions.inlined(proto, name)
@@ -725,7 +732,7 @@ def _loaded(
     if dims:
         _check_bound(graph, dims, name)
     reader = partial(
-        Reader, graph, proto, base, copies=_written_twice(proto, base), record=_recorded(proto, base, name)
+        Reader, graph, proto, base, copies=_written_twice(proto, base), record=_recorded(proto, base, name, untie)
     )
     waiting: list[frozenset[str]] = [
         frozenset()
@@ -755,18 +762,19 @@ def _written_twice(model: ModelProto, base: Path | None) -> dict[str, tuple[str,
     return copies(matrices)
 
 
-def _recorded(model: ModelProto, base: Path | None, name: str) -> Record:
-    """What the exporter recorded of the stored tensors; parameters that it merged and that cannot be told apart are named."""
+def _recorded(model: ModelProto, base: Path | None, name: str, untie: Sequence[str]) -> Record:
+    """What the exporter recorded of the stored tensors; parameters that it merged, or seems to have merged, are named."""
     given = {i.name for i in model.graph.input}
     stored = {}
     for tensor in model.graph.initializer:
         if tensor.data_type in FLOATING and tensor.name not in given:
             with suppress(*FAULTS):  # a damaged tensor is blamed where it is used
                 stored[tensor.name] = constant_of(tensor, base)
-    record = recorded(model, stored)
+    record = recorded(model, stored, match(stored, untie, option="untie"))
     notes = [
-        f"{tensor!r} stands for more than one parameter, which are trained as one, as the exporter merged them: {', '.join(parameters)}"
-        for tensor, parameters in record.merged.items()
+        f"{tensor!r} stands for {what}: its elements are all equal, so that the exporter may have merged parameters, which are now trained as one; "
+        f"untie={tensor!r} (--untie) trains each use for itself"
+        for tensor, what in record.merged.items()
     ]
     if record.lost:
         notes.append(
