@@ -94,6 +94,11 @@ class Step:
         """Loss and outputs in inference mode."""
         return Model.of(self.parts.evaluation)
 
+    @cached_property
+    def weight(self) -> Model | None:
+        """What the loss divides a sum over samples by (`loss_weight`), where that depends on the batch: by it parts of a batch make the whole."""
+        return None if self.parts.weight is None else Model.of(self.parts.weight)
+
     @property
     def signature(self) -> Signature:
         """Inputs, outputs and their roles."""

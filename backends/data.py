@@ -14,37 +14,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from ..algebra.errors import PullbackError, Refusal
 from ..algebra.signature import Entry
+from .entering import converted
 
-__all__ = ["Arrays", "Batch", "Batches", "Data", "open_data"]
+__all__ = ["Arrays", "Axes", "Batch", "Batches", "Data", "open_data", "samples_of"]
 
 Batch = dict[str, np.ndarray]
 
 
-def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The numpy dtype of a signature's dtype name."""
-    return np.dtype(getattr(ml_dtypes, name)) if hasattr(ml_dtypes, name) else np.dtype(name)
+Axes = Mapping[str, int | None]
+"""The axis of each input that its samples lie along, where that is not the first; None of an input that is the same for all samples."""
 
 
-def converted(array: Any, entry: Entry) -> np.ndarray:
-    """An array in the dtype that an input takes; a float is never rounded to an integer, an integer never wrapped, a text never read as a number."""
-    given = np.asarray(array)
-    wanted = numpy_dtype(entry.dtype)
-    if given.dtype == wanted:
-        return given
-    integral = np.issubdtype(wanted, np.integer)
-    if given.dtype.kind not in "iub" and (integral or given.dtype.kind in "SUOcMm"):
-        raise PullbackError(f"{entry.name!r} takes {entry.dtype}, but the data holds {given.dtype}: cast it first")
-    if integral and given.size:
-        limits = np.iinfo(wanted)
-        for number in (int(given.min()), int(given.max())):
-            if not limits.min <= number <= limits.max:
-                raise PullbackError(f"{entry.name!r} takes {entry.dtype}, which cannot hold {number}")
-    return given.astype(wanted)
+def samples_of(batch: Mapping[str, Any], axes: Axes) -> int:
+    """The number of samples of a batch."""
+    along = ((np.shape(a), axes.get(n, 0)) for n, a in batch.items())
+    return next((shape[axis] for shape, axis in along if shape and axis is not None), 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +41,20 @@ class Arrays:
 
     arrays: Mapping[str, np.ndarray]
     entries: tuple[Entry, ...]
-    axes: Mapping[str, int] = field(default_factory=dict)
+    axes: Axes = field(default_factory=dict)
 
     @property
     def size(self) -> int:
         """The number of samples."""
-        return next(int(a.shape[self.axes.get(n, 0)]) for n, a in self.arrays.items() if a.ndim)
+        return samples_of({e.name: self.arrays[e.name] for e in self.entries}, self.axes)
+
+    def _along(self, e: Entry) -> int | None:
+        return self.axes.get(e.name, 0) if e.shape else None
 
     def fixed_batch(self) -> int | None:
         """The batch size that the signature fixes, if any."""
-        sizes = {e.shape[self.axes.get(e.name, 0)] for e in self.entries if e.shape and self.arrays[e.name].ndim}
-        fixed = [d for d in sizes if isinstance(d, int)]
-        return fixed[0] if fixed else None
+        sizes = [e.shape[axis] for e in self.entries if (axis := self._along(e)) is not None]
+        return next((d for d in sizes if isinstance(d, int)), None)
 
     def batches(self, batch_size: int, *, shuffle: bool, seed: int, epoch: int, start: int = 0,
                 drop_last: bool = False) -> Iterator[Batch]:  # fmt: skip
@@ -80,8 +70,7 @@ class Arrays:
         batch = {}
         for e in self.entries:
             array = self.arrays[e.name]
-            if array.ndim:
-                axis = self.axes.get(e.name, 0)
+            if (axis := self._along(e)) is not None:
                 consecutive = rows.size > 0 and rows[-1] - rows[0] == rows.size - 1 and bool(np.all(np.diff(rows) == 1))
                 index = slice(int(rows[0]), int(rows[-1]) + 1) if consecutive else rows
                 array = array[(slice(None),) * axis + (index,)]
@@ -99,11 +88,16 @@ class Batches:
 
     source: Iterable[Any] | Callable[[], Iterable[Any]]
     entries: tuple[Entry, ...]
+    axes: Axes = field(default_factory=dict)
 
     def batches(self, batch_size: int, *, shuffle: bool, seed: int, epoch: int, start: int = 0,
                 drop_last: bool = False) -> Iterator[Batch]:  # fmt: skip
         """The batches of an epoch from number `start` on; their size and order are the caller's."""
         given = self.source() if callable(self.source) else self.source
+        if not isinstance(given, Iterable) and not hasattr(given, "__getitem__"):
+            raise PullbackError(
+                f"training data is named arrays, a path, an iterable of batches or a function that gives one, found {given!r}"
+            )
         if isinstance(given, Iterator) and not callable(self.source) and epoch > 0:
             raise PullbackError(
                 "the data is an iterator, which gives one epoch: pass a list, or a function that makes a new one"
@@ -118,8 +112,10 @@ class Batches:
             if missing:
                 raise Refusal("a batch lacks inputs", [f"no {n!r}" for n in missing])
             return {e.name: np.asarray(converted(item[e.name], e), order="C") for e in self.entries}
+        names = ", ".join(e.name for e in self.entries)
+        if not isinstance(item, Sequence) or isinstance(item, str | bytes):
+            raise PullbackError(f"a batch is arrays by name, or a tuple of {names}; found {type(item).__name__}")
         if len(item) != len(self.entries):
-            names = ", ".join(e.name for e in self.entries)
             raise PullbackError(f"a batch holds {len(item)} arrays, but the step takes {len(self.entries)}: {names}")
         return {e.name: np.asarray(converted(a, e), order="C") for e, a in zip(self.entries, item, strict=True)}
 
@@ -131,13 +127,15 @@ class Batches:
 Data = Arrays | Batches
 
 
-def open_data(source: Any, entries: Sequence[Entry], *, axes: Mapping[str, int] | None = None) -> Data:
+def open_data(source: Any, entries: Sequence[Entry], *, axes: Axes | None = None) -> Data:
     """Data for these inputs (the model's own and the targets).
 
     A mapping holds arrays or paths of `.npy` files by name. A path is an `.npz`, a folder of `.npy` files (memory-mapped), a `.csv` or a
-    `.parquet`. Anything else is taken as an iterable of batches, or a function that gives one.
+    `.parquet`. Anything else is taken as an iterable of batches, or a function that gives one. `axes` names the axis of samples where that is not
+    the first, or None of an input that all samples share.
     """
-    entries = tuple(entries)
+    entries, axes = tuple(entries), dict(axes or {})
+    _check_axes(axes, entries)
     if isinstance(source, Arrays | Batches):
         return source
     if isinstance(source, Mapping):
@@ -145,14 +143,26 @@ def open_data(source: Any, entries: Sequence[Entry], *, axes: Mapping[str, int] 
     elif isinstance(source, str | Path):
         arrays = _read(Path(source), entries)
     else:
-        return Batches(source, entries)
-    return _checked(arrays, entries, dict(axes or {}))
+        return Batches(source, entries, axes)
+    return _checked(arrays, entries, axes)
+
+
+def _check_axes(axes: Axes, entries: Sequence[Entry]) -> None:
+    ranks = {e.name: len(e.shape) for e in entries}
+    reasons = [f"{n!r} is no input of the step; there are {', '.join(ranks)}" for n in axes if n not in ranks]
+    reasons += [
+        f"{n!r} has rank {ranks[n]}, which has no axis {a}"
+        for n, a in axes.items()
+        if n in ranks and a is not None and not -ranks[n] <= a < ranks[n]
+    ]
+    if reasons:
+        raise Refusal("cannot take samples along these axes", reasons)
 
 
 def _array(value: Any) -> np.ndarray:
     if isinstance(value, str | Path):
         return _load_npy(Path(value))
-    return np.asarray(value) if not isinstance(value, np.memmap) else value
+    return value if isinstance(value, np.memmap | np.ma.MaskedArray) else np.asarray(value)
 
 
 @contextmanager
@@ -278,7 +288,7 @@ def _shaped(array: np.ndarray, entry: Entry, where: str) -> np.ndarray:
         ) from error
 
 
-def _checked(arrays: Mapping[str, np.ndarray], entries: tuple[Entry, ...], axes: dict[str, int]) -> Arrays:
+def _checked(arrays: Mapping[str, np.ndarray], entries: tuple[Entry, ...], axes: Axes) -> Arrays:
     reasons = []
     sizes: dict[str, int] = {}
     for e in entries:
@@ -291,7 +301,9 @@ def _checked(arrays: Mapping[str, np.ndarray], entries: tuple[Entry, ...], axes:
             reasons.append(f"{e.name!r} takes {e.dtype} {list(e.shape)}, but the array has shape {list(array.shape)}")
         elif array.ndim:
             axis = axes.get(e.name, 0)
-            sizes[e.name] = array.shape[axis]
+            if axis is not None:
+                axis %= array.ndim
+                sizes[e.name] = array.shape[axis]
             for a, (d, n) in enumerate(zip(e.shape, array.shape, strict=True)):
                 if a != axis and isinstance(d, int) and d != n:
                     reasons.append(f"{e.name!r} takes {list(e.shape)}, but the array has shape {list(array.shape)}")

@@ -12,7 +12,13 @@ from ..algebra.signature import Signature
 
 __all__ = ["Labels", "check_labels", "labels_of"]
 
-CLASSIFYING = {"cross_entropy": -100, "nll_loss": -100, "multi_margin_loss": None}
+CLASSIFYING = {
+    "cross_entropy": -100,
+    "nll_loss": -100,
+    "softmax_focal_loss": -100,
+    "multi_margin_loss": None,
+    "dice_loss": None,
+}
 """Losses of class indices, and the index that each ignores unless told otherwise."""
 
 

@@ -27,6 +27,7 @@ from .place import moved
 __all__ = [
     "EVALUATION",
     "OTHERWISE",
+    "WEIGHT",
     "array_of",
     "carried",
     "larger",
@@ -291,7 +292,7 @@ def _tensors(graph: GraphProto) -> Iterator[TensorProto]:
 
 # ---- the original inside a training step ----------------------------------------------------------------------
 
-MODEL, SPLIT, EVALUATION = "pullback.model", "pullback.split", "pullback.evaluation"
+MODEL, SPLIT, EVALUATION, WEIGHT = "pullback.model", "pullback.split", "pullback.evaluation", "pullback.weight"
 OTHERWISE = (
     "batch_norms",
     "dropout",

@@ -7,8 +7,10 @@ the other, and nothing passes through Python but the batch and the loss.
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -21,16 +23,29 @@ import onnxruntime as ort
 from onnx import ModelProto, numpy_helper
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NotImplementedByRuntime
 
-from ..algebra.errors import PullbackError, Refusal
+from ..algebra.errors import PullbackError, PullbackWarning, Refusal
 from ..algebra.graph import Constant, Graph
 from ..algebra.passes import default as simplified
 from ..algebra.signature import Entry, Signature
-from .data import Arrays, Batch, Data, converted, numpy_dtype, open_data
+from .data import Arrays, Axes, Batch, Data, open_data, samples_of
+from .entering import Entrance, converted, numpy_dtype
 from .labels import check_labels, labels_of
-from .metrics import Metric, metric_named
+from .metrics import Metric, measures
 from .onnx_export import to_onnx
 from .progress import Progress, progress_for
-from .restore import EVALUATION, LARGEST, OTHERWISE, array_of, larger, opened, original_of, restored, unpacked, written
+from .restore import (
+    EVALUATION,
+    LARGEST,
+    OTHERWISE,
+    WEIGHT,
+    array_of,
+    larger,
+    opened,
+    original_of,
+    restored,
+    unpacked,
+    written,
+)
 from .tensorfile import load_tensors, save_tensors
 from .trim import trimmed
 
@@ -52,6 +67,8 @@ class Parts(Protocol):
     def apply(self) -> Graph: ...
     @property
     def evaluation(self) -> Graph: ...
+    @property
+    def weight(self) -> Graph | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +110,24 @@ class _Models:
 
 
 def _from_parts(parts: Parts, profile: str) -> _Models:
-    graphs = {"step": "graph", "gradients": "gradients", "apply": "apply", "evaluation": "evaluation"}
+    lacking = [name for name in ("graph", "gradients", "apply", "evaluation") if not hasattr(parts, name)]
+    if lacking:
+        raise PullbackError(
+            f"a training step (`pullback.training_step` makes one) or the path of a written one is required, found {type(parts).__name__}"
+        )
     data: Mapping[str, Constant] = {**parts.evaluation.data, **parts.graph.data}
 
-    def make(kind: str) -> ModelProto:
-        graph: Graph = getattr(parts, graphs[kind])
-        return to_onnx(
-            graph if profile == "native" else simplified(graph), profile=profile, target="onnxruntime", embed="frozen"
+    def make(kind: str) -> ModelProto | None:
+        graph: Graph | None = getattr(parts, "graph" if kind == "step" else kind)
+        return (
+            None
+            if graph is None
+            else to_onnx(
+                graph if profile == "native" else simplified(graph),
+                profile=profile,
+                target="onnxruntime",
+                embed="frozen",
+            )
         )
 
     def original(but: Collection[str]) -> tuple[ModelProto, Sequence[Any], Path | None] | None:
@@ -127,6 +155,8 @@ def _from_files(path: str | Path, others: Mapping[str, str | Path]) -> _Models:
             return model
         if kind in others:
             return opened(others[kind])
+        if kind == "weight":
+            return unpacked(model, WEIGHT)
         if kind == "evaluation" and any(signature.training.get(k) for k in OTHERWISE):
             return _filled(unpacked(model, EVALUATION), signature, initial)
         return None if kind == "apply" else model
@@ -205,7 +235,10 @@ class _Session:
         free = [name for name in self.outputs if name not in into]
         for name in free:
             binding.bind_output(name)
-        self.session.run_with_iobinding(binding)
+        try:
+            self.session.run_with_iobinding(binding)
+        except RuntimeError as error:
+            raise PullbackError(f"onnxruntime {ort.__version__} could not run this batch: {error}") from error
         if not free:
             return []
         produced = dict(zip(self.outputs, binding.get_outputs(), strict=True))
@@ -244,12 +277,12 @@ def _unwrapped(value: ort.OrtValue) -> np.ndarray:
 
 @dataclass(slots=True)
 class _Place:
-    """Where a run stands: the epoch, the batches of it that are done, the sum of their losses, and how the data is drawn."""
+    """Where a run stands: the epoch, the batches of it that are done, and the sums of their losses and weights."""
 
     epoch: int = 0
     batch: int = 0
     total: float = 0.0
-    count: int = 0
+    count: float = 0.0
     best: float | None = None
     waited: int = 0
 
@@ -289,14 +322,21 @@ class Trainer:
         if self.signature.kind != "step":
             raise PullbackError(f"a training step is required, found a graph of kind {self.signature.kind!r}")
         self._options = ort.SessionOptions()
-        self._options.log_severity_level = 3
+        self._options.log_severity_level = 4  # what goes wrong is raised
         if threads is not None:
             self._options.intra_op_num_threads = threads
+        known = ort.get_available_providers()
+        if wrong := [name for q in providers if (name := q if isinstance(q, str) else q[0]) not in known]:
+            raise Refusal(
+                f"onnxruntime {ort.__version__} lacks providers",
+                [f"no {n!r}; there are {', '.join(known)}" for n in wrong],
+            )
         self._providers = tuple(providers)
         self._sessions: dict[str, _Session] = {}
         self._stored = [e for e in self.signature.inputs if e.role not in FED]
         self.entries = tuple(e for e in self.signature.inputs if e.role in FED)
         self._labels = labels_of(self.signature)
+        self._enter = Entrance(self.entries, self.signature.constraints)
         self._arrays: tuple[Arrangement, Arrangement] = ({}, {})
         self._values: tuple[dict[str, ort.OrtValue], dict[str, ort.OrtValue]] = ({}, {})
         self._constants: Arrangement = {}
@@ -358,10 +398,10 @@ class Trainer:
             raise Refusal("values for inputs that the step does not store", [f"no stored input {n!r}" for n in unknown])
         for name, value in values.items():
             target = self._arrays[self._current][name]
-            given = np.asarray(value)
+            given = converted(value, known[name])
             if given.shape != target.shape:
                 raise PullbackError(f"{name!r} has shape {list(target.shape)}, found {list(given.shape)}")
-            target[...] = given.astype(target.dtype)
+            target[...] = given
 
     @property
     def steps(self) -> int:
@@ -395,22 +435,71 @@ class Trainer:
         self._current = 1 - self._current
         return float(self._loss)
 
-    def accumulated(self, batches: Sequence[Mapping[str, Any]]) -> float:
-        """One update by the mean of the gradients of several batches, each weighted by its number of samples; the mean loss."""
-        weights = np.array([_samples(b) for b in batches], np.float64)
-        weights /= weights.sum()
+    def accumulated(self, batches: Sequence[Mapping[str, Any]], *, axes: Axes | None = None) -> float:
+        """One update by the gradients of several batches, which are those of all of them in one; the loss likewise.
+
+        Each batch counts by its `weight`. Where a loss has none, batches count by their numbers of samples (along `axes`, the first by default), and a
+        warning says that this is not the gradient of one batch. Statistics of batch normalisations are each batch's own.
+        """
+        if not batches:
+            raise PullbackError("there is no batch to make an update of")
+        if len(batches) > 1 and self._parts is None:
+            warnings.warn(
+                f"the loss {self.signature.loss.get('name')!r} is neither a mean nor a sum over samples: the gradients of {len(batches)} batches are "
+                "averaged by their numbers of samples, which is not the gradient of all in one batch",
+                PullbackWarning,
+                stacklevel=2,
+            )
+        shares = self._shares([self._share(b, axes or {}) for b in batches])
         sums: dict[str, np.ndarray] = {}
         loss = 0.0
         with self._seeds() as reseed:
-            for i, (batch, weight) in enumerate(zip(batches, weights, strict=True)):
+            for i, (batch, share) in enumerate(zip(batches, shares, strict=True)):
+                if share == 0:
+                    continue
                 reseed(i)
                 part, gradients = self.gradients(batch)
-                loss += part * float(weight)
+                loss += part * share
                 for name, gradient in gradients.items():
-                    term = gradient * gradient.dtype.type(weight)
+                    term = gradient * gradient.dtype.type(share)
                     sums[name] = sums[name] + term if name in sums else term
         self.apply(sums)
         return loss
+
+    def weight(self, batch: Mapping[str, Any]) -> float:
+        """What the loss of this batch divides a sum over its samples by: elements, rows that are not ignored, the sum of class weights; 1 of a sum.
+
+        Losses and gradients of parts `i` of a batch make those of the whole: `sum_i weight_i x_i / sum_i weight_i`, or `sum_i x_i` where
+        `signature.loss["parts"]` is `"sum"`. Refused where a loss is neither, as the root of a mean is.
+        """
+        if self._parts is None:
+            raise PullbackError(
+                f"the loss {self.signature.loss.get('name')!r} is neither a mean nor a sum over samples"
+            )
+        return self._share(batch, {})
+
+    @property
+    def _parts(self) -> str | None:
+        """How parts of a batch make the whole: by a `mean`, a `sum`, or not at all."""
+        parts: str | None = self.signature.loss.get("parts")
+        return parts
+
+    def _share(self, batch: Mapping[str, Any], axes: Axes) -> float:
+        """How much a batch counts among others."""
+        if self._parts == "sum":
+            return 1.0
+        if self._parts is None or self._models.get("weight") is None:
+            return float(samples_of(batch, axes))
+        session = self._session("weight", [], "weight")
+        (found,) = session.run(self._current, self._values[self._current], {}, self._fed(batch))
+        return float(_unwrapped(found))
+
+    def _shares(self, weights: Sequence[float]) -> list[float]:
+        """What losses and gradients are multiplied by before they are added up; where nothing counts, they are averaged."""
+        total = sum(weights)
+        if self._parts == "sum":
+            return list(weights)
+        return [w / total for w in weights] if total else [1 / len(weights)] * len(weights)
 
     @contextmanager
     def _seeds(self) -> Iterator[Callable[[int], None]]:
@@ -453,14 +542,22 @@ class Trainer:
     def apply(self, gradients: Mapping[str, np.ndarray]) -> None:
         """One update by these gradients, by parameter."""
         names = self.signature.gradients
-        missing = [p for p in names if p not in gradients]
-        if missing:
-            raise Refusal("gradients are missing", [f"none for {p!r}" for p in missing])
+        reasons = [f"none for {p!r}" for p in names if p not in gradients]
+        reasons += [f"{p!r} is no parameter that is trained" for p in gradients if p not in names]
+        entries = {e.parameter: e for e in self.signature.outputs_of("gradient")}
+        given = {p: np.asarray(converted(g, entries[p]), order="C") for p, g in gradients.items() if p in names}
+        reasons += [
+            f"that of {p!r} has shape {list(_static(entries[p]))}, found {list(g.shape)}"
+            for p, g in given.items()
+            if g.shape != _static(entries[p])
+        ]
+        if reasons:
+            raise Refusal("these gradients make no update", reasons)
         states = self._updated_states()
         carried = {o: i for o, i in self.signature.carried.items() if o not in states}
         update = self._session("apply", list(carried), "apply")
         here, there = self._values[self._current], self._values[1 - self._current]
-        fed = {n: _wrapped(np.asarray(gradients[p], order="C")) for p, n in names.items()}
+        fed = {n: _wrapped(given[p]) for p, n in names.items()}
         update.run(self._current, here, {o: there[i] for o, i in carried.items()}, fed)
         for i in states.values():
             self._arrays[1 - self._current][i][...] = self._arrays[self._current][i]
@@ -473,23 +570,27 @@ class Trainer:
         }
 
     def _fed(self, batch: Mapping[str, Any]) -> dict[str, ort.OrtValue]:
-        missing = [e.name for e in self.entries if e.name not in batch]
-        if missing:
-            raise Refusal("a batch lacks inputs", [f"no {n!r}" for n in missing])
-        check_labels(batch, self._labels)
-        return {e.name: _entering(batch[e.name], e) for e in self.entries}
+        arrays = self._enter(batch)
+        check_labels(arrays, self._labels)
+        return {name: _wrapped(array) for name, array in arrays.items()}
 
     # ---- evaluation ----
 
     def evaluate(self, data: Any, *, batch_size: int = 256, metrics: Sequence[str | Metric] = (),
-                 axes: Mapping[str, int] | None = None) -> dict[str, float]:  # fmt: skip
-        """The loss and metrics of data in inference mode: means over batches, weighted by their numbers of samples."""
+                 axes: Axes | None = None) -> dict[str, float]:  # fmt: skip
+        """The loss and metrics of data in inference mode, as if all of it were one batch (where the loss is a mean or a sum over samples; otherwise
+        the mean of the batches' losses, weighted by samples).
+
+        `metrics` are `accuracy` (rows of the ignored index do not count), `mae`, `mse` and `rmse`, or functions `f(outputs, batch)` whose values are
+        averaged by samples.
+        """
+        axes = axes or {}
         source = open_data(data, self.entries, axes=axes)
-        named = {getattr(m, "__name__", str(m)): metric_named(m, self.signature) for m in metrics}
+        named = measures(metrics, self.signature)
         outputs = [e.name for e in self.signature.outputs_of("output")] if named else []
         session = self._session("evaluation", [self._loss_name, *outputs], f"evaluation {bool(named)}")
-        totals = dict.fromkeys(("loss", *named), 0.0)
-        count = 0
+        losses, shares = [], []
+        sums = dict.fromkeys(named, (0.0, 0.0))
         for batch in source.batches(_batch_size(source, batch_size), shuffle=False, seed=0, epoch=0):
             found = session.run(
                 self._current, self._values[self._current], {self._loss_name: self._loss_value}, self._fed(batch)
@@ -497,14 +598,15 @@ class Trainer:
             results = dict(
                 zip([o for o in session.outputs if o != self._loss_name], map(_unwrapped, found), strict=True)
             )
-            n = _samples(batch)
-            totals["loss"] += float(self._loss) * n
-            for name, metric in named.items():
-                totals[name] += metric(results, batch) * n
-            count += n
-        if not count:
+            losses.append(float(self._loss))
+            shares.append(self._share(batch, axes))
+            for name, measure in named.items():
+                value, count = measure.of(results, batch, samples_of(batch, axes))
+                sums[name] = (sums[name][0] + value, sums[name][1] + count)
+        if not losses:
             raise PullbackError("there is no data to evaluate on")
-        return {k: v / count for k, v in totals.items()}
+        loss = sum(x * share for x, share in zip(losses, self._shares(shares), strict=True) if share)
+        return {"loss": loss, **{name: measure.whole(*sums[name]) for name, measure in named.items()}}
 
     def predict(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """The model's outputs in inference mode."""
@@ -514,7 +616,8 @@ class Trainer:
         missing = [n for n in session.inputs if n in known and n not in inputs]
         if missing:
             raise Refusal("inputs are missing", [f"no {n!r}" for n in missing])
-        fed = {n: _entering(inputs[n], known[n]) for n in session.inputs if n in known}
+        arrays = self._enter(inputs, [n for n in session.inputs if n in known])
+        fed = {name: _wrapped(array) for name, array in arrays.items()}
         found = session.run(self._current, self._values[self._current], {}, fed)
         return dict(zip(session.outputs, map(_unwrapped, found), strict=True))
 
@@ -537,7 +640,7 @@ class Trainer:
         checkpoint_every: int | None = None,
         resume: bool = False,
         progress: bool | Progress = True,
-        axes: Mapping[str, int] | None = None,
+        axes: Axes | None = None,
     ) -> History:
         """Train until `epochs` epochs are done.
 
@@ -546,6 +649,8 @@ class Trainer:
         that was cut short goes on from it, to the same bits that it would have reached undisturbed. A weight that becomes NaN or infinite stops
         the run with an error, before it is written anywhere.
         """
+        _check_run({"epochs": (epochs, 0), "batch_size": (batch_size, 1), "accumulate": (accumulate, 1), "seed": (seed, 0)},
+                   checkpoint, checkpoint_every, resume, metrics, validation)  # fmt: skip
         source = open_data(data, self.entries, axes=axes)
         size = _batch_size(source, batch_size)
         held_out = None if validation is None else open_data(validation, self.entries, axes=axes)
@@ -593,25 +698,26 @@ class Trainer:
         for batch in batches:
             waiting.append(batch)
             if len(waiting) == drawn["accumulate"]:
-                self._one(waiting, shown)
+                self._one(waiting, source.axes, shown)
                 waiting = []
                 if every and checkpoint is not None and self.steps % every == 0:
                     self._sound()
                     self.save(checkpoint, drawn, best)
         if waiting:
-            self._one(waiting, shown)
-        if not place.count:
+            self._one(waiting, source.axes, shown)
+        if not place.batch:
             raise PullbackError("there is no data to train on")
 
-    def _one(self, batches: Sequence[Batch], shown: Progress) -> None:
-        loss = self.step(batches[0]) if len(batches) == 1 else self.accumulated(batches)
+    def _one(self, batches: Sequence[Batch], axes: Axes, shown: Progress) -> None:
+        weight = sum(self._share(b, axes) for b in batches)
+        loss = self.step(batches[0]) if len(batches) == 1 else self.accumulated(batches, axes=axes)
         if not np.isfinite(loss):
             self._sound(batches)
-        n = sum(map(_samples, batches))
         place = self._place
         place.batch += len(batches)
-        place.total += loss * n
-        place.count += n
+        if weight:  # where nothing counts, the loss is NaN
+            place.total += loss * weight
+            place.count += weight
         self.history.losses.append(loss)
         shown.step(loss, len(batches))
 
@@ -635,9 +741,12 @@ class Trainer:
         self, held_out: Data | None, metrics: Sequence[str | Metric], size: int, seconds: float
     ) -> dict[str, float]:
         place = self._place
-        row: dict[str, float] = {"epoch": place.epoch + 1, "loss": place.total / place.count}
+        row: dict[str, float] = {
+            "epoch": place.epoch + 1,
+            "loss": place.total if self._parts == "sum" else place.total / (place.count or math.nan),
+        }
         if held_out is not None:
-            found = self.evaluate(held_out, batch_size=size, metrics=metrics)
+            found = self.evaluate(held_out, batch_size=size, metrics=metrics, axes=held_out.axes)
             row.update({f"val_{k}": v for k, v in found.items()})
         row["seconds"] = seconds
         return row
@@ -728,19 +837,6 @@ class Trainer:
 Callback = Callable[[Trainer, Mapping[str, float]], Any]
 
 
-def _entering(array: Any, entry: Entry) -> ort.OrtValue:
-    """An array of a batch, in the dtype that the input takes and of its rank."""
-    given = np.asarray(converted(array, entry), order="C")
-    fits = given.ndim == len(entry.shape) and all(
-        d == n for d, n in zip(entry.shape, given.shape, strict=True) if isinstance(d, int)
-    )
-    if not fits:
-        raise PullbackError(
-            f"{entry.name!r} takes {entry.dtype} {list(entry.shape)}, found an array of shape {list(given.shape)}"
-        )
-    return _wrapped(given)
-
-
 def _not_finite(batches: Sequence[Batch]) -> dict[str, int]:
     """How many numbers of each array are NaN or infinite."""
     arrays = [(k, np.asarray(v)) for batch in batches for k, v in batch.items()]
@@ -753,8 +849,20 @@ def _static(entry: Entry) -> tuple[int, ...]:
     return tuple(int(d) for d in entry.shape)
 
 
-def _samples(batch: Mapping[str, Any]) -> int:
-    return next((int(np.shape(a)[0]) for a in batch.values() if np.ndim(a)), 1)
+def _check_run(numbers: Mapping[str, tuple[int, int]], checkpoint: str | Path | None, every: int | None, resume: bool,
+               metrics: Sequence[Any], validation: Any) -> None:  # fmt: skip
+    """Raise one refusal for every option of a run that cannot be meant."""
+    wrong = [f"{k} must be at least {least}, found {v!r}" for k, (v, least) in numbers.items() if v < least]
+    if every is not None and every < 1:
+        wrong.append(f"checkpoint_every must be at least 1, found {every!r}")
+    if checkpoint is None:
+        wrong += [f"{k} needs checkpoint=" for k, given in (("resume", resume), ("checkpoint_every", every)) if given]
+    elif not Path(checkpoint).parent.is_dir():
+        wrong.append(f"cannot write {str(checkpoint)!r}: there is no directory {str(Path(checkpoint).parent)!r}")
+    if metrics and validation is None:
+        wrong.append("metrics are of validation data: give validation=")
+    if wrong:
+        raise Refusal("options of the run", wrong)
 
 
 def _batch_size(source: Data, wanted: int) -> int:

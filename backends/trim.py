@@ -19,7 +19,8 @@ def _reads(node: NodeProto) -> Iterator[str]:
 
 
 def trimmed(model: ModelProto, outputs: Collection[str]) -> ModelProto:
-    """The model with only these outputs, and the nodes, inputs and initializers on the way to them."""
+    """The model with only these outputs (all of them without any), and the nodes, inputs and initializers on the way to them."""
+    outputs = outputs or [o.name for o in model.graph.output]
     needed = set(outputs)
     kept = []
     for node in reversed(model.graph.node):

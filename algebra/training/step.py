@@ -35,6 +35,7 @@ from .recompute import Checkpoint, Recompute, recompute
 from .schedules import Schedule
 from .schedules import schedule as schedule_named
 from .selection import Selection, match, select
+from .weight import LossWeight, weight_of
 
 __all__ = ["Group", "TrainingStep", "training_step"]
 
@@ -70,7 +71,7 @@ class TrainingStep:
     """A training step and its parts.
 
     `graph` is the whole; `gradients` is loss and gradients only, `apply` the update only, so that an all-reduce or an accumulation fits between;
-    `evaluation` is the loss and the outputs in inference mode.
+    `evaluation` is the loss and the outputs in inference mode; `weight` what the loss divides a sum over samples by, where that depends on the batch.
     """
 
     graph: Graph
@@ -78,6 +79,7 @@ class TrainingStep:
     evaluation: Graph
     selection: Selection
     make_apply: Callable[[], Graph] = field(repr=False)
+    weight: Graph | None = None
 
     @cached_property
     def apply(self) -> Graph:
@@ -546,7 +548,8 @@ def _assembled(base: Graph, mode: TrainingMode, selection: Selection, goal: Obje
     state, frozen, numbers = whole.by_role("state"), whole.by_role("frozen"), tuple(hyper)
     scale = () if scaling is None else (scaling.scale, scaling.tracker)
     backward = {**whole.outputs, **dict(zip(grads, gradients, strict=True))}
-    info = _info(base, selection, goal, options, names, words, out, mode, plans)
+    divided = weight_of(base, base.outputs[loss_name])
+    info = _info(base, selection, goal, options, names, words, out, mode, plans, divided)
     common = whole.with_(data=data, info=info, roles=out.roles)
     seeds = () if seed is None else (seed,)
 
@@ -564,9 +567,11 @@ def _assembled(base: Graph, mode: TrainingMode, selection: Selection, goal: Obje
         base.by_role("input", "target", "parameter", "state", "frozen"),
         dict(base.outputs),
     )
+    total = None if divided is None else divided.value()
+    weight = None if total is None else _weight(base.with_(info=info), names("loss_weight"), total)
     return TrainingStep(
         graph=_part(
-            common.with_(info={**info, "evaluation": evaluation}),
+            common.with_(info={**info, "evaluation": evaluation, "weight": weight}),
             "step",
             (*forward, *slot_inputs, *state, *scale, step, *numbers, *seeds, *frozen),
             {**backward, **updated(gradients), **new_state},
@@ -580,7 +585,15 @@ def _assembled(base: Graph, mode: TrainingMode, selection: Selection, goal: Obje
         evaluation=evaluation,
         selection=selection,
         make_apply=make_apply,
+        weight=weight,
     )
+
+
+def _weight(base: Graph, name: str, total: Value) -> Graph:
+    """The weight of the loss as a graph of its own, of what it reads alone."""
+    needed = {id(v) for v in reachable([total])}
+    entering = (*base.by_role("input", "target"), *(v for v in base.by_role("state", "frozen") if id(v) in needed))
+    return _part(base.with_(roles={name: Role("output")}), "weight", entering, {name: total})
 
 
 def _gradients(
@@ -613,7 +626,7 @@ def _part(common: Graph, kind: str, inputs: Sequence[Value], outputs: Mapping[st
 
 
 def _info(base: Graph, selection: Selection, goal: Objective, options: _Options, names: Names, words: Mapping[str, str], out: _Outputs,
-          mode: TrainingMode, plans: Sequence[_Plan]) -> dict[str, Any]:  # fmt: skip
+          mode: TrainingMode, plans: Sequence[_Plan], divided: LossWeight | None) -> dict[str, Any]:  # fmt: skip
     """What the signature says besides inputs and outputs."""
     optimizer = _plain(options.rule)
     if options.groups:
@@ -651,7 +664,7 @@ def _info(base: Graph, selection: Selection, goal: Objective, options: _Options,
     return {
         **base.info,
         "frozen": {n: why for n, why in selection.left_out.items() if n not in updated},
-        "loss": goal.info,
+        "loss": {**goal.info, **({} if divided is None else {"parts": "mean" if divided.mean else "sum"})},
         "optimizer": optimizer,
         "training": training,
         "renamed": dict(names.renamed),

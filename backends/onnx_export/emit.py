@@ -18,7 +18,7 @@ from ...algebra.graph import Constant, Graph, Value
 from ...algebra.passes import default as simplified
 from ...algebra.passes.unroll import unroll
 from ...algebra.types import DType
-from ..restore import EVALUATION, OTHERWISE, carried, packed
+from ..restore import EVALUATION, OTHERWISE, WEIGHT, carried, packed
 from .emission import Emission, users_of
 from .legal import illegal
 from .metadata import model_metadata, node_metadata
@@ -229,8 +229,8 @@ class _Walk:
 
 
 def _original(graph: Graph) -> dict[str, str]:
-    """The inference model that a training step came from, so that trained weights can go back into it; and, where the step computes otherwise than
-    inference, its evaluation graph without the weights."""
+    """The inference model that a training step came from, so that trained weights can go back into it; what the loss divides by; and, where the step
+    computes otherwise than inference, its evaluation graph without the weights."""
     info = graph.info
     if info.get("kind") != "step":
         return {}
@@ -238,6 +238,8 @@ def _original(graph: Graph) -> dict[str, str]:
     if "model" in info:
         held = {v.params["name"] for v in graph.inputs if v.params["name"] in graph.data}
         props |= carried(info["model"], held, split=info.get("split", ()), base=info.get("base"))
+    if isinstance(info.get("weight"), Graph):
+        props |= packed(WEIGHT, to_onnx(simplified(info["weight"]), embed="none"))
     evaluation = info.get("evaluation")
     training = info.get("training", {})
     if isinstance(evaluation, Graph) and any(training.get(k) for k in OTHERWISE):
