@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from pullback.algebra.errors import PullbackError, PullbackWarning, Refusal
 from pullback.algebra.evaluate import evaluate
 from pullback.algebra.graph import Graph
+from pullback.algebra.training.step import training_step
 from pullback.backends.restore import restored
 from pullback.frontends.onnx_import import load
 
@@ -321,7 +322,7 @@ def test_a_tensor_is_a_weight_where_the_exporter_computed_it_from_one() -> None:
 def test_merged_parameters_that_cannot_be_told_apart_are_named() -> None:
     model = signed("n = Mul (x, one_w)  y = Add (n, one_b)", ["(%x, %p_one_w, %p_two_w, %p_two_b)", "(%n, %p_one_b)"])
     model.graph.node[0].input[1] = "one_b"
-    with pytest.warns(PullbackWarning, match=r"'one_b' stands for parameters of its network \(two_b, two_w\)"):
+    with pytest.warns(PullbackWarning, match=r"'one_b' of 'g' stands for parameters of its network \(two_b, two_w\)"):
         load(model)
 
 
@@ -334,11 +335,20 @@ SHARED = """g (float[N, 2] x) => (float[N, 2] y) <float[2] ones = {1, 1}, float[
 
 def test_what_several_layers_share_is_named_where_its_elements_are_all_equal() -> None:
     with pytest.warns(
-        PullbackWarning, match=r"'ones' stands for a scale or a bias of 2 layers.*untie='ones'"
+        PullbackWarning, match=r"'ones' of 'g' stands for a scale or a bias of 2 layers.*untie='ones'"
     ) as caught:
         graph = load(parse(SHARED))
     assert len(caught) == 1  # a trained tensor that layers share is one weight
     assert names(graph, "parameter") == {"ones", "w"}
+
+
+def test_one_layer_in_every_step_is_not_named() -> None:
+    load(
+        parse("""g (float[N, 2] x) => (float[N, 2] y) <float[2, 2] w = {1, 2, 3, 4}, float[2] b = {0, 0}> {
+      a = Gemm (x, w, b)
+      y = Gemm (a, w, b)
+    }""")
+    )
 
 
 def test_each_use_is_a_parameter_of_its_own_on_request() -> None:
@@ -349,9 +359,13 @@ def test_each_use_is_a_parameter_of_its_own_on_request() -> None:
 
 
 def test_parameters_that_the_exporter_left_out_are_named() -> None:
-    model = signed("y = Mul (x, one_w)", ["(%x, %p_one_w, %p_two_b)"])
-    with pytest.warns(PullbackWarning, match="left out parameters of the network, which are not trained: two_b$"):
-        load(model)
+    graph = load(signed("y = Mul (x, one_w)", ["(%x, %p_one_w, %p_two_b)"]))
+    reason = "not in the file: its exporter folded it into others, or dropped it"
+    assert graph.info["frozen"] == {"two_b": reason}
+    step = training_step(graph, loss="mse_loss")
+    assert step.selection.left_out == {"two_b": reason}
+    with pytest.raises(Refusal, match=rf"train 'two_b' matches nothing that can be trained: two_b \({reason}\)"):
+        training_step(graph, loss="mse_loss", train=["two_b"])
 
 
 # ---- refusals ------------------------------------------------------------------------------------------------------------------------------

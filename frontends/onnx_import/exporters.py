@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -104,22 +104,24 @@ def _identities(graph: GraphProto, uniform: _Uniform) -> Iterator[Split]:
                 yield Split(name, node.input[0], name, 0)
 
 
-# operands by which layers of their own are told from one that is used twice: a network's layers have a scale, a bias each
-_LAYERS = {
+# scales and biases, of which a layer has its own
+_OWN = {
     "BatchNormalization": (1, 2), "Conv": (2,), "ConvTranspose": (2,), "Gemm": (2,), "GroupNormalization": (1, 2), "InstanceNormalization": (1, 2),
     "LayerNormalization": (1, 2), "RMSNormalization": (1,), "SimplifiedLayerNormalization": (1,),
 }  # fmt: skip
 
 
 def _suspects(graph: GraphProto, uniform: _Uniform, named: Collection[str]) -> dict[str, str]:
-    """Tensors that several layers share and whose elements are all equal."""
-    found: dict[str, int] = Counter(
-        node.input[i]
-        for node in graph.node
-        for i in _LAYERS.get(node.op_type, ())
-        if i < len(node.input) and node.input[i] not in named
-    )
-    return {name: f"a scale or a bias of {n} layers" for name, n in found.items() if n > 1 and uniform(name)}
+    """Tensors that several layers share and whose elements are all equal. Nodes with one matrix are one layer, used again."""
+    layers: dict[str, set[tuple[str, ...]]] = defaultdict(set)
+    for node in graph.node:
+        for i in _OWN.get(node.op_type, ()):
+            if i < len(node.input) and node.input[i] in uniform.stored and node.input[i] not in named:
+                matrices = tuple(n for n in node.input if n in uniform.stored and len(uniform.stored[n].shape) > 1)
+                layers[node.input[i]].add(matrices or tuple(node.output))
+    return {
+        name: f"a scale or a bias of {len(of)} layers" for name, of in layers.items() if len(of) > 1 and uniform(name)
+    }
 
 
 def _uses_apart(graph: GraphProto, untied: Collection[str]) -> Iterator[Split]:

@@ -771,17 +771,10 @@ def _recorded(model: ModelProto, base: Path | None, name: str, untie: Sequence[s
             with suppress(*FAULTS):  # a damaged tensor is blamed where it is used
                 stored[tensor.name] = constant_of(tensor, base)
     record = recorded(model, stored, match(stored, untie, option="untie"))
-    notes = [
-        f"{tensor!r} stands for {what}: its elements are all equal, so that the exporter may have merged parameters, which are now trained as one; "
-        f"untie={tensor!r} (--untie) trains each use for itself"
-        for tensor, what in record.merged.items()
-    ]
-    if record.lost:
-        notes.append(
-            f"the exporter left out parameters of the network, which are not trained: {', '.join(record.lost)}"
-        )
-    for note in notes:
-        warnings.warn(f"{name!r}: {note}", PullbackWarning, stacklevel=5)
+    for tensor, what in record.merged.items():
+        note = f"{tensor!r} of {name!r} stands for {what}: its elements are all equal, so that the exporter may have merged parameters"
+        way = f"untie={tensor!r} (--untie) trains each use for itself"
+        warnings.warn(f"{note}, which are now trained as one; {way}", PullbackWarning, stacklevel=5)
     return record
 
 
@@ -962,6 +955,9 @@ def _graph(reader: Reader, name: str, inputs: list[Value], outputs: dict[str, Va
     weights = [v for v in dict.fromkeys(reader.stored.values()) if v.primitive.name == "input" and id(v) in reached]
     frozen = {v.params["name"]: reader.uses[v.params["name"]][1] for v in weights if v.params["name"] in reader.uses}
     frozen.update({n: r for n, r in reader.state.static_uses.items() if n in reader.data})
+    frozen.update(
+        dict.fromkeys(reader.record.lost, "not in the file: its exporter folded it into others, or dropped it")
+    )
     result = Graph(
         inputs=(*inputs, *weights),
         outputs=outputs,
