@@ -267,6 +267,11 @@ def _from_columns(columns: dict[str, np.ndarray], entries: tuple[Entry, ...], wh
             continue
         pattern = re.compile(re.escape(e.name) + r"(?:\[(\d+)\]|[._](\d+))")
         hits = sorted((int(m[1] or m[2]), n) for n in left if (m := pattern.fullmatch(n)))
+        numbers = [i for i, _ in hits]
+        if hits and numbers not in (list(range(len(hits))), list(range(1, len(hits) + 1))):
+            raise PullbackError(
+                f"columns of {e.name!r} in {where!r} are numbered {', '.join(map(str, numbers))}: one of each from 0 or 1 on is required"
+            )
         if hits:
             arrays[e.name] = _shaped(np.stack([left.pop(n) for _, n in hits], axis=1), e, where)
         else:

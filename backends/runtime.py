@@ -371,6 +371,7 @@ class Trainer:
         self._gradients: Arrangement = {}
         self._gradient_values: dict[str, ort.OrtValue] = {}
         self._place = _Place()
+        self._said: set[str] = set()
         self.history = History()
 
     # ---- values ----
@@ -422,7 +423,8 @@ class Trainer:
     def _lacking(self, kind: str) -> str:
         why = "batch statistics or dropout" if kind == "evaluation" else "the update apart from the gradients"
         return (
-            f"this needs the step's {kind} graph ({why}), which the one file does not hold: give {kind}= to from_file"
+            f"this needs the step's {kind} graph ({why}), which the one file does not hold: give {kind}= to from_file "
+            f"(--{'eval' if kind == 'evaluation' else kind} to fit)"
         )
 
     def step(self, batch: Mapping[str, Any]) -> float:
@@ -444,11 +446,9 @@ class Trainer:
         if not batches:
             raise PullbackError("there is no batch to make an update of")
         if len(batches) > 1 and self._parts is None:
-            warnings.warn(
+            self._warn(
                 f"the loss {self.signature.loss.get('name')!r} is neither a mean nor a sum over samples: the gradients of {len(batches)} batches are "
-                "averaged by their numbers of samples, which is not the gradient of all in one batch",
-                PullbackWarning,
-                stacklevel=2,
+                "averaged by their numbers of samples, which is not the gradient of all in one batch"
             )
         shares = self._shares([self._share(b, axes or {}) for b in batches])
         sums: dict[str, np.ndarray] = {}
@@ -465,6 +465,12 @@ class Trainer:
                     sums[name] = sums[name] + term if name in sums else term
         self.apply(sums)
         return loss
+
+    def _warn(self, text: str) -> None:
+        """Say something once."""
+        if text not in self._said:
+            self._said.add(text)
+            warnings.warn(text, PullbackWarning, stacklevel=4)
 
     def weight(self, batch: Mapping[str, Any]) -> float:
         """What the loss of this batch divides a sum over its samples by: elements, rows that are not ignored, the sum of class weights; 1 of a sum.
@@ -589,9 +595,11 @@ class Trainer:
         named = measures(metrics, self.signature)
         outputs = [e.name for e in self.signature.outputs_of("output")] if named else []
         session = self._session("evaluation", [self._loss_name, *outputs], f"evaluation {bool(named)}")
+        size = _batch_size(source, batch_size)
+        drop = self._leaves_out(source, "held-out")
         losses, shares = [], []
         sums = dict.fromkeys(named, (0.0, 0.0))
-        for batch in source.batches(_batch_size(source, batch_size), shuffle=False, seed=0, epoch=0):
+        for batch in source.batches(size, shuffle=False, seed=0, epoch=0, drop_last=drop):
             found = session.run(
                 self._current, self._values[self._current], {self._loss_name: self._loss_value}, self._fed(batch)
             )
@@ -604,7 +612,7 @@ class Trainer:
                 value, count = measure.of(results, batch, samples_of(batch, axes))
                 sums[name] = (sums[name][0] + value, sums[name][1] + count)
         if not losses:
-            raise PullbackError("there is no data to evaluate on")
+            raise PullbackError(_too_little(source, "evaluate"))
         loss = sum(x * share for x, share in zip(losses, self._shares(shares), strict=True) if share)
         return {"loss": loss, **{name: measure.whole(*sums[name]) for name, measure in named.items()}}
 
@@ -657,12 +665,13 @@ class Trainer:
         stopping = EarlyStopping(early_stopping) if isinstance(early_stopping, int) else early_stopping
         if stopping is not None and stopping.monitor.lstrip("-").startswith("val_") and held_out is None:
             raise PullbackError(f"early stopping watches {stopping.monitor!r}, but there is no validation data")
-        drawn = {"batch_size": size, "shuffle": shuffle, "seed": seed, "accumulate": accumulate}
+        held = source.size if isinstance(source, Arrays) else None
+        drawn = {"batch_size": size, "shuffle": shuffle, "seed": seed, "accumulate": accumulate, "samples": held}
         self._place, self.history = _Place(), History()
         best: Arrangement = {}
         if resume and checkpoint is not None and Path(checkpoint).exists():
             best = self.load(checkpoint, drawn)
-        drop = isinstance(source, Arrays) and source.fixed_batch() is not None
+        drop = self._leaves_out(source, "training")
         shown = progress_for(progress)
         with shown.run(epochs, source.count(size, drop)):
             while self._place.epoch < epochs and self.history.stopped is None:
@@ -683,6 +692,15 @@ class Trainer:
         if best and stopping is not None and stopping.restore_best:
             self.assign(best)
         return self.history
+
+    def _leaves_out(self, source: Data, which: str) -> bool:
+        """Whether samples are left that make no batch, where the model fixes its size."""
+        fixed = source.fixed_batch() if isinstance(source, Arrays) else None
+        if fixed is None or not isinstance(source, Arrays) or not (left := source.size % fixed):
+            return False
+        others = ", others in each epoch that is shuffled" if which == "training" else ""
+        self._warn(f"the model takes batches of {fixed}: {left} of {source.size} {which} samples are left out{others}")
+        return True
 
     def _epoch(self, source: Data, drawn: Mapping[str, Any], drop: bool, shown: Progress, checkpoint: str | Path | None,
                every: int | None, best: Arrangement) -> None:  # fmt: skip
@@ -706,7 +724,7 @@ class Trainer:
         if waiting:
             self._one(waiting, source.axes, shown)
         if not place.batch:
-            raise PullbackError("there is no data to train on")
+            raise PullbackError(_too_little(source, "train"))
 
     def _one(self, batches: Sequence[Batch], axes: Axes, shown: Progress) -> None:
         weight = sum(self._share(b, axes) for b in batches)
@@ -769,10 +787,19 @@ class Trainer:
 
     def save(self, path: str | Path, drawn: Mapping[str, Any] | None = None, best: Arrangement | None = None) -> Path:
         """Write a checkpoint: weights, slots, step, state and numbers under their names, and where the run stands. The file is whole or the old one."""
-        place = {"place": asdict(self._place), "drawn": dict(drawn or {}), "history": asdict(self.history)}
+        place = {
+            "place": asdict(self._place),
+            "drawn": dict(drawn or {}),
+            "history": asdict(self.history),
+            "step": self._made_of(),
+        }
         tensors = {e.name: self._arrays[self._current][e.name] for e in self._stored}
         tensors |= {f"best/{k}": v for k, v in (best or {}).items()}
         return save_tensors(path, tensors, {"pullback.checkpoint": json.dumps(place), "format": "pt"})
+
+    def _made_of(self) -> dict[str, Any]:
+        """What a step descends by, as JSON holds it: two steps that differ there go on differently from the same values."""
+        return {k: json.loads(json.dumps(getattr(self.signature, k))) for k in ("loss", "optimizer", "training")}
 
     def load(self, path: str | Path, drawn: Mapping[str, Any] | None = None) -> Arrangement:
         """Take up a checkpoint. A run that goes on (`drawn` given) must draw its data as the one before did."""
@@ -785,7 +812,9 @@ class Trainer:
         reasons = [f"no value for {n!r}" for n in sorted(names - tensors.keys())]
         before = place["drawn"]
         if drawn is not None and before:
-            reasons += [f"{k} was {before[k]!r}, now {v!r}" for k, v in drawn.items() if before.get(k) != v]
+            now = {**drawn, **self._made_of()}
+            before = {**before, **place.get("step", {})}
+            reasons += [f"{k} was {before[k]!r}, now {v!r}" for k, v in now.items() if k in before and before[k] != v]
         if reasons:
             raise Refusal(f"cannot go on from {str(path)!r}", reasons)
         self.assign({n: tensors[n] for n in names})
@@ -860,7 +889,7 @@ def _check_run(numbers: Mapping[str, tuple[int, int]], checkpoint: str | Path | 
     elif not Path(checkpoint).parent.is_dir():
         wrong.append(f"cannot write {str(checkpoint)!r}: there is no directory {str(Path(checkpoint).parent)!r}")
     if metrics and validation is None:
-        wrong.append("metrics are of validation data: give validation=")
+        wrong.append("metrics are of validation data, and there is none")
     if wrong:
         raise Refusal("options of the run", wrong)
 
@@ -869,3 +898,13 @@ def _batch_size(source: Data, wanted: int) -> int:
     """The batch size: that of the model where it is fixed."""
     fixed = source.fixed_batch() if isinstance(source, Arrays) else None
     return wanted if fixed is None else fixed
+
+
+def _too_little(source: Data, purpose: str) -> str:
+    fixed = source.fixed_batch() if isinstance(source, Arrays) else None
+    why = (
+        ""
+        if fixed is None or not isinstance(source, Arrays)
+        else f": {source.size} samples do not fill a batch of {fixed}"
+    )
+    return f"there is no data to {purpose} on{why}"

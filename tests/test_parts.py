@@ -118,6 +118,19 @@ def test_a_fixed_batch_counts_like_any_other() -> None:
     np.testing.assert_allclose(trainer.parameters()["W"], twice.parameters()["W"], rtol=1e-5)
 
 
+def test_samples_that_fill_no_fixed_batch_are_left_out_aloud() -> None:
+    trainer = pullback.Trainer(step(FIXED, loss="mse"), threads=1)
+    data = {k: v[:6] for k, v in FLOATING.items()}
+    with pytest.warns(PullbackWarning) as said:
+        history = trainer.fit(data, epochs=3, validation=data, shuffle=False, progress=False)
+    assert ["2 of 6 training" in str(w.message) or "2 of 6 held-out" in str(w.message) for w in said] == [True, True]
+    assert history.epochs[-1]["val_loss"] == pytest.approx(
+        trainer.evaluate({k: v[:4] for k, v in data.items()})["loss"]
+    )
+    with pytest.raises(PullbackError, match="3 samples do not fill a batch of 4"), pytest.warns(PullbackWarning):
+        trainer.fit({k: v[:3] for k, v in data.items()}, progress=False)
+
+
 def test_parts_are_cut_along_the_axis_of_samples() -> None:
     made = step(TIME_FIRST, loss="rmse")
     data = {"x": np.stack([X, X + 1], 0), "target": np.stack([SHARES, SHARES], 0)}

@@ -273,6 +273,27 @@ def test_a_run_is_not_resumed_with_other_draws(tmp_path: Path) -> None:
         trainer().fit(samples(), batch_size=9, checkpoint=path, resume=True, progress=False)
 
 
+def test_a_run_is_not_resumed_with_another_loss_or_other_data(tmp_path: Path) -> None:
+    path = tmp_path / "run.safetensors"
+    trainer().fit(samples(), checkpoint=path, progress=False)
+    with pytest.raises(Refusal) as refusal:
+        trainer(made(loss_options={"label_smoothing": 0.1})).fit(
+            samples(99), checkpoint=path, resume=True, progress=False
+        )
+    assert [reason.split()[0] for reason in refusal.value.reasons] == ["samples", "loss"]
+
+
+def test_numbered_columns_without_a_gap_are_one_input(tmp_path: Path) -> None:
+    path = tmp_path / "data.csv"
+    for numbers, whole in ((range(6), True), (range(1, 7), True), ((0, 1, 2, 3, 4, 6), False), (range(2, 8), False)):
+        path.write_text(",".join([*(f"x[{i}]" for i in numbers), "target"]) + "\n" + "1,2,3,4,5,6,0\n" * 3)
+        if whole:
+            trainer().fit(path, progress=False)
+        else:
+            with pytest.raises(PullbackError, match="are numbered"):
+                trainer().fit(path, progress=False)
+
+
 def test_a_checkpoint_is_plain_safetensors(tmp_path: Path) -> None:
     run = trainer()
     run.fit(samples(), checkpoint=tmp_path / "run.safetensors", progress=False)
