@@ -767,7 +767,10 @@ def _constraint(entry: Any) -> tuple[str, str]:
 
 
 def _feeds(graph: Graph, data: str | None, seed: int) -> dict[str, np.ndarray]:
-    """Given arrays, and random ones for the other inputs: normal floats (deviation 0.5), integers 0 and 1; unbound dims are 2, 3, ..."""
+    """Given arrays, and random ones for the other inputs: normal floats (deviation 0.5), integers 0 and 1; unbound dims are 2, 3, ...
+
+    No row is all 0: it may be a mask, and where everything is left out by sums with numbers as large as a dtype has, no difference can be measured.
+    """
     from ..algebra.dims import evaluate as size_of
 
     given = _arrays(data) if data else {}
@@ -784,6 +787,8 @@ def _feeds(graph: Graph, data: str | None, seed: int) -> dict[str, np.ndarray]:
         elif name not in graph.data:
             shape = tuple(size_of(d, sizes) for d in v.shape)
             drawn = rng.standard_normal(shape) * 0.5 if v.dtype.floating else rng.integers(0, 2, shape)
+            if not v.dtype.floating and v.rank > 1:
+                drawn[..., :1] = 1
             feeds[name] = np.asarray(drawn).astype(v.dtype.numpy)
     return feeds
 

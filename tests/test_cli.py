@@ -543,6 +543,23 @@ def test_check_that_fails_has_status_1() -> None:
     assert (result.exit_code, json.loads(result.stdout)["passed"]) == (1, False)
 
 
+def test_check_draws_masks_that_keep_something() -> None:
+    model = written("""<ir_version: 8, opset_import: ["" : 17]>
+    masked (float[B, L, 4] x, int64[B, L] keep) => (float[B, L] y)
+    <float[4] w = {1, -1, 2, 0.5}, float none = {-3.4028234663852886e38}, float all = {0}, int64[1] last = {-1}> {
+      z = MatMul (x, w) k = Cast <to = 9> (keep) m = Where (k, all, none) s = Add (z, m) y = Softmax <axis = -1> (s)
+    }""")
+    for seed in range(8):
+        done("check", model, "--seed", str(seed))
+
+
+def test_check_tells_a_derivative_of_0_from_the_rounding_of_differences() -> None:
+    model = written("""<ir_version: 8, opset_import: ["" : 17]>
+    shifted (float[B, 5] x) => (float[B, 5] y) <float[1] b = {0.3}> { z = Add (x, b) y = Softmax <axis = -1> (z) }""")
+    for seed in range(8):
+        done("check", model, "--dim", "B=3", "--seed", str(seed))
+
+
 def test_check_of_wrong_data() -> None:
     assert "no input 'test_image'" in refused("check", "digits.onnx", "--data", "digits.npz")
     assert "a .npz of named arrays is required" in refused("check", "digits.onnx", "--data", "digits.onnx")

@@ -297,6 +297,22 @@ class Twice(nn.Module):
         return self.other(self.shared(self.a(F.relu(self.shared(self.a(x))))) * x)
 
 
+class Gated(nn.Module):
+    """Weights of one number, weights that are copied before use, and a buffer of positions, which is no weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.l, self.h = nn.Linear(4, 4), nn.Linear(4, 3)
+        self.temperature, self.gate = nn.Parameter(torch.tensor(0.7)), nn.Parameter(torch.tensor([0.3]))
+        self.l.place, self.token = nn.Parameter(torch.randn(1, 1, 4)), nn.Parameter(torch.randn(4))
+        self.register_buffer("positions", torch.randn(9, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.l.place.clone() + F.dropout(self.token, training=False) + self.positions[: x.shape[1]]
+        y = self.l(x)
+        return self.h(torch.where(y > 0, y, self.gate * y)) * self.temperature
+
+
 def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return rng.standard_normal(shape).astype(np.float32)
 
@@ -329,6 +345,7 @@ CASES = {
     "flow": Case(Flow, lambda g, b, n: (normal(g, b, 6).astype(np.float64),), (B,), "dynamo", 20),
     "style": Case(Style, lambda g, b, n: (normal(g, b, 2, 2 * n, 8),), ({0: "batch", 2: "height"},), "ts", 19, "smooth_l1"),
     "sets": Case(Sets, lambda g, b, n: (normal(g, b, n, 6), g.integers(1, n + 1, b)), (BL, B), "dynamo", 21, "cross_entropy"),
+    "gated": Case(Gated, lambda g, b, n: (normal(g, b, n, 4),), (BL,), "dynamo", 18, "cross_entropy", 2),
 }  # fmt: skip
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "mse": F.mse_loss, "huber": F.huber_loss, "l1": F.l1_loss, "smooth_l1": F.smooth_l1_loss, "cross_entropy": F.cross_entropy,

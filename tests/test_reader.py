@@ -627,6 +627,47 @@ def test_what_an_exporter_calls_a_constant_of_the_code_is_none(name: str) -> Non
     assert [v.params["name"] for v in load(model).by_role("parameter")] == ["w"]
 
 
+def test_an_exporter_that_tells_weights_from_buffers_is_believed() -> None:
+    kinds = {
+        "temperature": "PARAMETER", "table": "BUFFER", "inv_freq": "PARAMETER", "mask": "PARAMETER", "lifted_tensor_0": "CONSTANT_TENSOR",
+        "block.w": "PARAMETER", "w": "PARAMETER", "gain": "PARAMETER", "t": "PARAMETER", "rates": "BUFFER",
+    }  # fmt: skip
+    folded = {
+        "clone": ["block.w"], "clone_1": ["w"], "clone_2": ["lifted_tensor_0", "val_3"], "sum_1": ["rates", "clone"], "exp": ["t", "mul_2"],
+        "val_1": ["gain"], "val_2": ["val_7"],
+    }  # fmt: skip
+    stored = ["temperature", "table", "inv_freq", "mask", *folded, "plain"]
+    values = {n: np.float32([-np.inf, 1, 2] if n == "mask" else range(1, 4)) for n in stored}
+    values |= {n: np.float32(2) for n in ("temperature", "exp")} | {n: np.float32([2]) for n in ("val_1", "val_2")}
+    lines = " ".join(f"y{i + 1} = Mul (y{i}, {n})" for i, n in enumerate(stored))
+    model = _with(f"g (float[N, 3] y0) => (float[N, 3] y{len(stored)}) {{ {lines} }}", **values)
+    by_name = load(model)
+    assert set(by_name.info["frozen"]) == {"clone", "clone_1", "clone_2", "inv_freq", "mask"}
+    text = "\n".join(f"p_{i}: {kind} target='{name}'" for i, (name, kind) in enumerate(kinds.items()))
+    model.graph.metadata_props.add(key="pkg.torch.export.ExportedProgram.graph_signature", value=text)
+    for name, made_from in folded.items():
+        info = model.graph.value_info.add(name=name)
+        info.metadata_props.add(key="pkg.onnxscript.optimizer.folded_from", value=repr(made_from))
+    graph = load(model)
+    assert names(graph, "parameter") == {"temperature", "inv_freq", "mask", "clone", "clone_1", "exp", "val_1", "plain"}
+    assert set(graph.info["frozen"]) == {"table", "clone_2", "sum_1"}
+
+
+def test_one_number_is_a_weight_where_the_exporter_gave_it_a_name_of_the_network() -> None:
+    names = ["scale", "blocks_0.alpha", "val_3", "onnx__Mul_7", "p.0"]
+    lines = " ".join(f"y{i + 1} = Mul (y{i}, s{i})" for i in range(len(names)))
+    model = _with(f"g (float[N] y0) => (float[N] y5) {{ {lines} }}", **{f"s{i}": np.float32(2) for i in range(5)})
+    for i, name in enumerate(names):
+        model.graph.initializer[i].name = model.graph.node[i].input[1] = name.replace("onnx__", "onnx::")
+        model.graph.node[i].name = f"/blocks.0/Mul_{i}"
+    assert not list(load(model).by_role("parameter")), "other producers' numbers are constants"
+    model.producer_name = "pytorch"
+    assert [v.params["name"] for v in load(model).by_role("parameter")] == ["scale", "blocks_0.alpha", "p.0"]
+    for i, node in enumerate(model.graph.node):
+        node.name = f"node_{i}"
+    assert not list(load(model).by_role("parameter")), "the newer exporter says which are weights"
+
+
 def test_frequencies_of_rotary_positions_are_no_weights() -> None:
     name = "model.rotary_emb.inv_freq"
     model = _with("g (float[N, 3] x) => (float[N, 3] y) { y = Mul (x, f) }", f=np.float32([1, 0.1, 0.01]))

@@ -14,6 +14,8 @@ from ..types import DType, TensorType, dtype_of, f64
 
 __all__ = ["Checked", "check_gradient", "in_double"]
 
+STEPS = (1e-5, 1e-6)
+
 
 @dataclass(frozen=True, slots=True)
 class Checked:
@@ -99,15 +101,17 @@ def check_gradient(graph: Graph, feeds: Mapping[str, np.ndarray], *, of: list[st
         return float(sum(np.sum(weights[n] * results[n]) for n in of))
 
     checked = []
+    ulps = 16 * np.finfo(np.float64).eps * sum(float(np.sum(np.abs(weights[n] * base[n]))) for n in of)
+    noise = ulps / (2 * STEPS[0])  # a derivative that is 0 comes out of differences as large as that
     for name in wrt:
         array = np.asarray(feeds[name] if name in feeds else double.data[name].array, np.float64)
         direction = rng.standard_normal(array.shape)
         slope = gradients[entries.get(name, f"grad_{name}")]
         exact, size = float(np.sum(slope * direction)), float(np.sqrt(np.sum((slope * direction) ** 2)))
         estimates = []
-        for step in (1e-5, 1e-6):
+        for step in STEPS:
             high, low = (value({**feeds, name: array + s * direction}) for s in (step, -step))
             estimates.append((high - low) / (2 * step))
         nearest = min(estimates, key=lambda e: abs(e - exact))
-        checked.append(Checked(name, exact, nearest, max(size, 1e-8 * abs(value(feeds))), tolerance))
+        checked.append(Checked(name, exact, nearest, max(size, noise / tolerance if tolerance else 0), tolerance))
     return checked

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto
 
+from ...algebra.copies import NO_NAME
 from ...algebra.graph import Constant
 
 __all__ = ["Record", "Split", "recorded"]
@@ -29,6 +30,7 @@ CALL = "pkg.torch.onnx.fx_node"
 FOLDED = "pkg.onnxscript.optimizer.folded_from"
 _LINE = re.compile(r"^(\w+): (PARAMETER|BUFFER|CONSTANT_TENSOR) target='([^']*)'", re.MULTILINE)
 _ARGUMENT = re.compile(r"%(\w+)")
+_NETWORK = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
 _REASONS = {
     "BUFFER": "a buffer of the network, by its exporter's record",
     "CONSTANT_TENSOR": "a constant in the network's code, by its exporter's record",
@@ -48,13 +50,15 @@ class Split(NamedTuple):
 class Record:
     """What is known of a graph's stored tensors: uses to be told apart, names that are no weights and why, and what of the network is not in the file.
 
-    `merged` has tensors that stand for several parameters, or seem to, and for what; `lost` parameters that the network uses and the file lacks.
+    `weights` are sure to be parameters, or computed from some; `merged` has tensors that stand for several parameters, or seem to, and for what; `lost`
+    parameters that the network uses and the file lacks.
     """
 
     splits: tuple[Split, ...] = ()
     no_weights: Mapping[str, str] = field(default_factory=dict)
     merged: Mapping[str, str] = field(default_factory=dict)
     lost: tuple[str, ...] = ()
+    weights: frozenset[str] = frozenset()
 
 
 def recorded(model: ModelProto, stored: Mapping[str, Constant], untied: Collection[str] = ()) -> Record:
@@ -72,7 +76,8 @@ def _record(model: ModelProto, uniform: _Uniform) -> Record:
     signature = next((p.value for p in model.graph.metadata_props if p.key == SIGNATURE), None)
     if signature is None:
         splits = tuple(_identities(model.graph, uniform))
-        return Record(splits, merged=_suspects(model.graph, uniform, {s.output for s in splits}))
+        suspects = _suspects(model.graph, uniform, {s.output for s in splits})
+        return Record(splits, merged=suspects, weights=frozenset(_numbers(model, uniform.stored)))
     functions = {(f.domain, f.name) for f in model.functions}
     nodes = [n for n in model.graph.node if (n.domain, n.op_type) not in functions]
     return _Signature(signature, model.graph, nodes, uniform).record()
@@ -135,6 +140,12 @@ def _uses_apart(graph: GraphProto, untied: Collection[str]) -> Iterator[Split]:
                 seen.add(name)
 
 
+def _numbers(model: ModelProto, stored: Mapping[str, Constant]) -> Iterator[str]:
+    """Parameters of one number: the older exporter gives names of the network to nothing else. Nodes of the newer one have names of their own kind."""
+    if model.producer_name == "pytorch" and not any(node.name.startswith("node_") for node in model.graph.node):
+        yield from (n for n, c in stored.items() if not c.shape and _NETWORK.fullmatch(n) and not NO_NAME.fullmatch(n))
+
+
 @dataclass(slots=True)
 class _Signature:
     """The newer exporter's record of one graph."""
@@ -189,6 +200,9 @@ class _Signature:
             {n: reason for n, reason in no_weights.items() if n not in merged},
             {n: f"parameters of its network ({', '.join(sorted(names))})" for n, names in merged.items()},
             tuple(sorted(lost - {s.own for s in splits} - {n for names in merged.values() for n in names})),
+            frozenset(
+                n for n in self.uniform.stored if "PARAMETER" in (kinds.get(n), *map(kinds.get, folded.get(n, ())))
+            ),
         )
 
     def _calls(self) -> dict[str, list[NodeProto]]:

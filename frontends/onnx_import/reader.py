@@ -139,14 +139,15 @@ class _Stored:
     constant: Constant
     serves: frozenset[str] = frozenset()
     anonymous: bool = False
+    told: bool = False  # its exporter says that it is a weight, or computed from one
 
     @property
     def is_number(self) -> bool:
         """Whether it is one number of a formula, as `sqrt(1/d)` in attention, not a weight."""
-        if math.prod(self.constant.shape) != 1:
+        if self.told or math.prod(self.constant.shape) != 1:
             return False
         by_element = self.anonymous and bool(self.serves) and self.serves <= BY_ELEMENT
-        return by_element or IN_CODE.fullmatch(self.name) is not None
+        return not self.constant.shape or by_element or IN_CODE.fullmatch(self.name) is not None
 
     @property
     def no_weight(self) -> str | None:
@@ -154,6 +155,8 @@ class _Stored:
 
         Norms without weights are exported with scales of ones and biases of zeros, masks hold infinities or numbers that stand for them.
         """
+        if self.told:
+            return None
         if IN_CODE.fullmatch(self.name):
             return "a constant in the network's code, by the name that its exporter gave it"
         if ROTARY.fullmatch(self.name):
@@ -332,7 +335,8 @@ class Scope:
     def _store(self, name: str, make: Callable[[], Constant]) -> None:
         try:
             serves = self.reader.serves.get(name, frozenset())
-            self.entries[name] = _Stored(self.path + name, make(), serves, NO_NAME.fullmatch(name) is not None)
+            told = not self.path and name in self.reader.record.weights
+            self.entries[name] = _Stored(self.path + name, make(), serves, NO_NAME.fullmatch(name) is not None, told)
         except FAULTS as error:
             self.entries[name] = Missing(f"tensor {name!r}: {error}")
 
@@ -671,7 +675,7 @@ class Reader:
                 value = self.value_of(source)
                 return p.transpose(value, perm=(1, 0)) if turned else value
         type_ = type_of(stored.constant)
-        if type_.dtype.floating and type_.dtype.bits >= 16 and type_.rank > 0 and not stored.is_number:
+        if type_.dtype.floating and type_.dtype.bits >= 16 and not stored.is_number:
             if stored.name not in self.uses and (reason := stored.no_weight):
                 self.uses[stored.name] = ("frozen", reason)
             role, _ = self.uses.get(stored.name, ("parameter", ""))
