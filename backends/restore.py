@@ -35,6 +35,7 @@ __all__ = [
     "original_of",
     "packed",
     "restored",
+    "splits_of",
     "unpacked",
     "written",
 ]
@@ -306,7 +307,7 @@ def carried(
 ) -> dict[str, str]:
     """Metadata that holds the original model, without the tensors that the training file holds under their names (`held`).
 
-    Nothing where more than 64 MB would be left: then the original must be given when trained weights are to go back into it.
+    No model where more than 64 MB would be left: then the original must be given when trained weights are to go back into it.
     """
     light = ModelProto()
     for field in ("ir_version", "producer_name", "producer_version", "domain", "model_version", "doc_string"):
@@ -345,7 +346,13 @@ def carried(
     _load_rest(graph, base)
     records = [list(s) for s in split]
     props = packed(MODEL, light)
-    return {**props, SPLIT: json.dumps(records)} if props and records else props
+    return {**props, SPLIT: json.dumps(records)} if records else props
+
+
+def splits_of(model: ModelProto) -> list[Split]:
+    """The tensors of the original model that the reader of a training step took apart."""
+    text = next((prop.value for prop in model.metadata_props if prop.key == SPLIT), "[]")
+    return [(a, b, c, int(d)) for a, b, c, d in json.loads(text)]
 
 
 def packed(key: str, model: ModelProto) -> dict[str, str]:
@@ -382,9 +389,8 @@ def _stubbed(tensor: TensorProto) -> str | None:
 
 def original_of(
     model: ModelProto, value: Callable[[str], np.ndarray | None], but: Collection[str] = ()
-) -> tuple[ModelProto, list[Split], None] | None:
+) -> tuple[ModelProto, None] | None:
     """The original model that a training step carries, its tensors taken from the step, `but` those; None where it carries none."""
-    props = {prop.key: prop.value for prop in model.metadata_props}
     original = unpacked(model, MODEL)
     if original is None:
         return None
@@ -394,4 +400,4 @@ def original_of(
             if found is None:
                 raise PullbackError(f"the training step lacks the original model's tensor {name!r}")
             _replace(tensor, np.asarray(found).reshape(tuple(tensor.dims)))
-    return original, [(a, b, c, int(d)) for a, b, c, d in json.loads(props.get(SPLIT, "[]"))], None
+    return original, None

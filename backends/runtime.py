@@ -43,6 +43,7 @@ from .restore import (
     opened,
     original_of,
     restored,
+    splits_of,
     unpacked,
     written,
 )
@@ -97,8 +98,9 @@ class _Models:
     """The ONNX models of a step's parts, made or read when first needed, and first values."""
 
     def __init__(self, signature: Signature, initial: Callable[[str], np.ndarray | None], make: Callable[[str], ModelProto | None],
-                 original: Callable[[Collection[str]], tuple[ModelProto, Sequence[Any], Path | None] | None]) -> None:  # fmt: skip
+                 original: Callable[[Collection[str]], tuple[ModelProto, Path | None] | None]) -> None:  # fmt: skip
         self.signature, self.initial, self.original, self._make = signature, initial, original, make
+        self.split: Sequence[Any] = ()  # tensors that the reader took apart
         self.constants: tuple[str, ...] = ()  # frozen values that enter as inputs, where a file does not hold them
         self.fresh = False  # whether `original` makes a new model each time
         self._made: dict[str, ModelProto | None] = {}
@@ -130,11 +132,13 @@ def _from_parts(parts: Parts, profile: str) -> _Models:
             )
         )
 
-    def original(but: Collection[str]) -> tuple[ModelProto, Sequence[Any], Path | None] | None:
+    def original(but: Collection[str]) -> tuple[ModelProto, Path | None] | None:
         info = parts.graph.info
-        return (info["model"], info.get("split", ()), info.get("base")) if "model" in info else None
+        return (info["model"], info.get("base")) if "model" in info else None
 
-    return _Models(Signature.of(parts.graph), lambda name: data[name].array if name in data else None, make, original)
+    models = _Models(Signature.of(parts.graph), lambda name: data[name].array if name in data else None, make, original)
+    models.split = parts.graph.info.get("split", ())
+    return models
 
 
 def _from_files(path: str | Path, others: Mapping[str, str | Path]) -> _Models:
@@ -164,7 +168,7 @@ def _from_files(path: str | Path, others: Mapping[str, str | Path]) -> _Models:
     models = _Models(signature, initial, make, lambda but: original_of(model, initial, but))
     known = {e.name for e in signature.inputs}
     models.constants = tuple(i.name for i in model.graph.input if i.name not in known)
-    models.fresh = True
+    models.split, models.fresh = splits_of(model), True
     return models
 
 
@@ -828,15 +832,16 @@ class Trainer:
 
         `model` is the original where the step does not carry it; `average` writes the moving average of the weights (`ema`) instead.
         """
-        split: Sequence[Any] = ()
-        base: Path | None = None
+        split, base, fresh = self._models.split, None, False
         trained = self._trained(average)
-        fresh = False
+        for own, stored, *_ in split:  # what shares a tensor with a weight, but is not trained, stays as it was
+            if stored in trained and own not in trained and (first := self._models.initial(stored)) is not None:
+                trained[own] = first
         if model is None:
             found = self._models.original(trained)
             if found is None:
                 raise PullbackError("the original model is not known: give model=")
-            model, split, base = found
+            model, base = found
             fresh = self._models.fresh
         elif not isinstance(model, ModelProto):
             model, base = opened(model), Path(model).parent

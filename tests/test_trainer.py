@@ -503,6 +503,37 @@ def test_weights_inside_branches_go_back_into_their_branch(tmp_path: Path) -> No
     np.testing.assert_array_equal(b, np.full((3, 2), 8, np.float32))
 
 
+@pytest.mark.parametrize("options", [{"batch_norm": "frozen"}, {"freeze": ["scale"]}, {"freeze": ["ones"]}])
+@pytest.mark.parametrize("given", ["in memory", "in a file", "beside a file"])
+def test_what_shares_a_tensor_with_a_weight_but_is_not_trained_stays_as_it_was(
+    tmp_path: Path, options: dict[str, Any], given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 17]>
+    g (float[N, 2] x) => (float[N, 2] y) <float[2] ones = {1, 1}, float[2] zeros = {0, 0}> {
+      mean = Identity (zeros)  var = Identity (ones)  scale = Identity (ones)
+      n = BatchNormalization (x, ones, zeros, mean, var)
+      y = Mul (n, scale)
+    }""")
+    step = training_step(load(model), loss="mse_loss", lr=0.5, **options)
+    if given == "beside a file":
+        monkeypatch.setattr(restore, "LARGEST_CARRIED", 0)
+    if given != "in memory":
+        save(step.graph, tmp_path / "step.onnx", profile="explicit", target="onnxruntime", embed=None, opset=None)
+    run = trainer(step) if given == "in memory" else Trainer.from_file(tmp_path / "step.onnx", threads=1)
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((9, 2)).astype(np.float32)
+    run.fit({"x": x, "target": 3 * x + 1}, epochs=3, progress=False)
+    run.export(tmp_path / "trained.onnx", model=model if given == "beside a file" else None)
+    found = ort.InferenceSession(tmp_path / "trained.onnx").run(None, {"x": x})[0]
+    expected = (run if given == "in memory" else _with(trainer(step), run)).predict({"x": x})["y"]
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def _with(run: Trainer, values: Trainer) -> Trainer:
+    run.assign(values.values("parameter", "state"))
+    return run
+
+
 def test_the_moving_average_can_be_exported(tmp_path: Path) -> None:
     run = trainer(made(ema=0.5))
     run.fit(samples(), epochs=2, progress=False)
