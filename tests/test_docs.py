@@ -78,11 +78,11 @@ def test_page_does_what_it_shows(page: Path, folder: Path) -> None:
     parser, names = doctest.DocTestParser(), {"__name__": "__main__"}
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
     lacking: set[str] = set()
-    for kind, needs, text in BLOCK.findall(page.read_text()):
+    for block, (kind, needs, text) in enumerate(BLOCK.findall(page.read_text())):
         if absent := {name for name in needs.split(",") if name and not installed(name)}:
             lacking |= absent
         elif kind == "python" and ">>>" in text:
-            example = parser.get_doctest(text, names, page.name, str(page), 0)
+            example = parser.get_doctest(text, names, f"{page.name}/{block}", str(page), 0)
             runner.run(example, clear_globs=False)
             names = example.globs
         elif kind == "console":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -367,11 +367,13 @@ def exported(case: Case, net: nn.Module) -> onnx.ModelProto:
     options: dict[str, Any] = {"input_names": names, "output_names": ["y"], "opset_version": case.opset}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        if case.exporter == "dynamo":
+        if case.exporter != "ts":
             dims = tuple(
                 {i: torch.export.Dim(a, min=1 if i == 0 else 2) for i, a in axes.items()} for axes in case.axes
             )
-            program = torch.onnx.export(net, xs, dynamo=True, verbose=False, dynamic_shapes=dims, **options)
+            program = torch.onnx.export(
+                net, xs, dynamo=True, verbose=False, optimize=case.exporter == "dynamo", dynamic_shapes=dims, **options
+            )
             return program.model_proto
         file = io.BytesIO()
         torch.onnx.export(net, xs, file, dynamo=False, dynamic_axes=dict(zip(names, case.axes, strict=True)), **options)
@@ -415,14 +417,14 @@ def test_network_trains_as_in_pytorch(name: str) -> None:
     trains_as_in_pytorch(CASES[name], network(CASES[name]))
 
 
-FRESH = CASES | {
+FRESH = {
     f"{name}-{exporter}": Case(build, feeds, axes, exporter, 18, loss)
     for name, build, feeds, axes, loss in (
         ("residual", Residual, lambda g, b, n: (normal(g, b, 2, 8, 8),), (B,), "cross_entropy"),
         ("encoder", Encoder, lambda g, b, n: (normal(g, b, 5, 8),), (B,), "mse"),
         ("twice", Twice, lambda g, b, n: (normal(g, b, 6),), (B,), "mse"),
     )
-    for exporter in ("ts", "dynamo")
+    for exporter in ("ts", "dynamo", "raw")
 }
 
 
@@ -432,7 +434,15 @@ def test_network_fresh_from_its_constructor_trains_as_in_pytorch(name: str) -> N
     trains_as_in_pytorch(FRESH[name], network(FRESH[name], fresh=True))
 
 
-def trains_as_in_pytorch(case: Case, net: nn.Module) -> None:
+@pytest.mark.parametrize("name", CASES)
+def test_network_exported_without_optimisation_keeps_the_name_of_every_parameter(name: str) -> None:
+    case = replace(CASES[name], exporter="raw")
+    net = network(case, fresh=True)
+    assert trains_as_in_pytorch(case, net) == {k for k, _ in net.named_parameters()}
+
+
+def trains_as_in_pytorch(case: Case, net: nn.Module) -> set[str]:
+    """Loss, gradients and five steps; the names of what is trained."""
     limit = 1e-9 if case.build is Flow else 1e-4
     graph = pullback.load(exported(case, net))
     options = {"class_axis": case.class_axis} if case.loss == "cross_entropy" else {}
@@ -478,3 +488,4 @@ def trains_as_in_pytorch(case: Case, net: nn.Module) -> None:
         value, *values = sessions[0].run(["loss", *new], {**feeds, **state})
         state = {str(new[k]): v for k, v in zip(new, values, strict=True)}
         assert abs(float(value) - loss.item()) <= 10 * limit * abs(loss.item())
+    return set(origin)

@@ -76,7 +76,7 @@ def _record(model: ModelProto, uniform: _Uniform) -> Record:
     signature = next((p.value for p in model.graph.metadata_props if p.key == SIGNATURE), None)
     if signature is None:
         splits = tuple(_identities(model.graph, uniform))
-        suspects = _suspects(model.graph, uniform, {s.output for s in splits})
+        suspects = {} if splits else _suspects(model.graph, uniform)  # where one name is left, all are
         return Record(splits, merged=suspects, weights=frozenset(_numbers(model, uniform.stored)))
     functions = {(f.domain, f.name) for f in model.functions}
     nodes = [n for n in model.graph.node if (n.domain, n.op_type) not in functions]
@@ -116,12 +116,12 @@ _OWN = {
 }  # fmt: skip
 
 
-def _suspects(graph: GraphProto, uniform: _Uniform, named: Collection[str]) -> dict[str, str]:
+def _suspects(graph: GraphProto, uniform: _Uniform) -> dict[str, str]:
     """Tensors that several layers share and whose elements are all equal. Nodes with one matrix are one layer, used again."""
     layers: dict[str, set[tuple[str, ...]]] = defaultdict(set)
     for node in graph.node:
         for i in _OWN.get(node.op_type, ()):
-            if i < len(node.input) and node.input[i] in uniform.stored and node.input[i] not in named:
+            if i < len(node.input) and node.input[i] in uniform.stored:
                 matrices = tuple(n for n in node.input if n in uniform.stored and len(uniform.stored[n].shape) > 1)
                 layers[node.input[i]].add(matrices or tuple(node.output))
     return {
