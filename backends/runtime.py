@@ -295,11 +295,20 @@ class Trainer:
     """Trains a step on stock onnxruntime.
 
     `step` is a training step or the path of a written one. A step is emitted for onnxruntime in the `native` profile, which its kernels are fast
-    for; `threads` is the number that one operator may use.
+    for; `threads` is the number that one operator may use, `providers` are onnxruntime's. What is wrong with a step, data or options is a `PullbackError`.
 
-    >>> trainer = Trainer(step)                      # doctest: +SKIP
-    >>> trainer.fit(data, epochs=3)                  # doctest: +SKIP
-    >>> trainer.export("trained.onnx")               # doctest: +SKIP
+    >>> import onnx, pullback
+    >>> line = onnx.parser.parse_model('''
+    ... <ir_version: 8, opset_import: ["" : 17]> line (float[N, 1] x) => (float[N, 1] y) <float[1, 1] w = {0}> { y = MatMul (x, w) }''')
+    >>> trainer = pullback.Trainer(pullback.training_step(line, loss="mse", lr=0.1), threads=1)
+    >>> x = np.linspace(-1, 1, 64, dtype=np.float32).reshape(-1, 1)
+    >>> history = trainer.fit({"x": x, "target": 3 * x}, epochs=50, batch_size=16, progress=False)
+    >>> trainer.parameters()["w"].round(2).item()
+    3.0
+    >>> trainer.steps, round(trainer.evaluate({"x": x, "target": 3 * x})["loss"], 3)
+    (200, 0.0)
+    >>> trainer.predict({"x": x[-1:]})["y"].round(2).item()
+    3.0
     """
 
     def __init__(self, step: Parts | str | Path, *, profile: str = "native", threads: int | None = None,
@@ -396,7 +405,7 @@ class Trainer:
         return self.values("state")
 
     def assign(self, values: Mapping[str, Any]) -> None:
-        """Give stored inputs new values: weights, slots, `lr`, `seed`, ..."""
+        """Give stored inputs new values by name: weights, slots, `lr`, `seed`, ...; of the input's shape, and refused where its dtype cannot hold them."""
         known = {e.name: e for e in self._stored}
         unknown = [n for n in values if n not in known]
         if unknown:
@@ -432,7 +441,10 @@ class Trainer:
         )
 
     def step(self, batch: Mapping[str, Any]) -> float:
-        """One update; the loss before it."""
+        """One update by a batch (arrays by the names of the inputs and targets); the loss before it.
+
+        Sizes that the model calls by one name must be equal in all arrays, and a batch must hold samples; else `Refusal`.
+        """
         outputs = [self._loss_name, *self.signature.carried]
         session = self._session("step", outputs, "step")
         here, there = self._values[self._current], self._values[1 - self._current]
@@ -550,7 +562,7 @@ class Trainer:
         return float(self._loss), dict(self._gradients)
 
     def apply(self, gradients: Mapping[str, np.ndarray]) -> None:
-        """One update by these gradients, by parameter."""
+        """One update by these gradients, by parameter: as `gradients` gives them, of the parameters' shapes."""
         names = self.signature.gradients
         reasons = [f"none for {p!r}" for p in names if p not in gradients]
         reasons += [f"{p!r} is no parameter that is trained" for p in gradients if p not in names]
@@ -621,7 +633,7 @@ class Trainer:
         return {"loss": loss, **{name: measure.whole(*sums[name]) for name, measure in named.items()}}
 
     def predict(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """The model's outputs in inference mode."""
+        """The model's outputs by name, in inference mode, with the weights as they now are; targets are not needed."""
         outputs = [e.name for e in self.signature.outputs_of("output")]
         session = self._session("evaluation", outputs, "predict")
         known = {e.name: e for e in self.entries}
@@ -654,12 +666,19 @@ class Trainer:
         progress: bool | Progress = True,
         axes: Axes | None = None,
     ) -> History:
-        """Train until `epochs` epochs are done.
+        """Train until `epochs` epochs are done; the losses of all updates, and a row for each epoch.
 
-        `data` (and `validation`) as `open_data` takes it. `accumulate` batches make one update. A callback is `f(trainer, row)` after each epoch;
-        it stops the run by returning True. `checkpoint` is written after each epoch, and every `checkpoint_every` updates; with `resume` a run
-        that was cut short goes on from it, to the same bits that it would have reached undisturbed. A weight that becomes NaN or infinite stops
-        the run with an error, before it is written anywhere.
+        - `data` and `validation`: arrays by name, the path of a `.npz`, `.csv`, `.parquet` or a folder of `.npy`; or an iterable of batches, or a function
+          that gives one for each epoch. `axes` names the axis of samples of an input where that is not the first, or None where all samples share it.
+        - `shuffle`, `seed`: the order of an epoch depends on the seed and the epoch's number alone.
+        - `accumulate`: so many batches make one update (see `accumulated`).
+        - `metrics`: of the validation data (see `evaluate`), in the rows as `val_{name}`.
+        - `early_stopping`: a number of epochs in which the held-out loss may fail to fall, or `EarlyStopping`.
+        - `callbacks`: `f(trainer, row)` after each epoch; one stops the run by returning True.
+        - `checkpoint` is written after each epoch, and every `checkpoint_every` updates. With `resume` a run that was cut short goes on from it, to the same
+          bits that it would have reached undisturbed; where there is no such file yet, it begins.
+
+        A weight that becomes NaN or infinite stops the run with an error, before it is written anywhere.
         """
         _check_run({"epochs": (epochs, 0), "batch_size": (batch_size, 1), "accumulate": (accumulate, 1), "seed": (seed, 0)},
                    checkpoint, checkpoint_every, resume, metrics, validation)  # fmt: skip
@@ -830,7 +849,8 @@ class Trainer:
     def export(self, path: str | Path, *, model: ModelProto | str | Path | None = None, average: bool = False) -> Path:
         """Write the original inference model with the trained weights and statistics in place, node for node as it was.
 
-        `model` is the original where the step does not carry it; `average` writes the moving average of the weights (`ema`) instead.
+        `model` is the original where the step does not carry it (a file carries one of up to 64 MB besides its weights); `average` writes the moving
+        average of the weights (`ema`) instead. Low-rank adapters are merged into their matrices.
         """
         split, base, fresh = self._models.split, None, False
         trained = self._trained(average)

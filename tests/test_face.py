@@ -13,8 +13,10 @@ import onnxruntime
 import pullback
 import pytest
 import safetensors.numpy
+from pullback.algebra import calculus
 from pullback.algebra.training import step as steps
 from pullback.demo import DATA, MODEL
+from pullback.frontends import onnx_import
 
 ROLES = {
     "input",
@@ -479,3 +481,41 @@ def test_a_scalar_where_classes_are_asked_for_is_refused_with_the_way_out(tmp_pa
     path = pullback.training_step(MODEL).save(tmp_path / "train.onnx")
     with pytest.raises(pullback.Refusal, match=r"rank 0; .*loss=None"):
         pullback.training_step(path)
+
+
+FUNCTIONS = [
+    pullback.load,
+    pullback.lower,
+    pullback.gradient,
+    pullback.jvp,
+    pullback.jacobian,
+    pullback.hessian,
+    pullback.training_step,
+]
+METHODS = [pullback.Model.to_onnx, pullback.Model.save, pullback.Step.to_onnx, pullback.Step.save, pullback.Trainer.fit]
+
+
+@pytest.mark.parametrize("function", [*FUNCTIONS, *METHODS], ids=lambda f: f.__qualname__)
+def test_help_shows_every_option(function: Any) -> None:
+    kinds = [parameter.kind for parameter in inspect.signature(function).parameters.values()]
+    assert inspect.Parameter.VAR_KEYWORD not in kinds
+
+
+@pytest.mark.parametrize("function", [*FUNCTIONS, pullback.Trainer], ids=lambda f: f.__qualname__)
+def test_help_shows_an_example(function: Any) -> None:
+    assert ">>> " in inspect.getdoc(function)
+
+
+def test_faces_take_what_they_stand_for_takes() -> None:
+    for shown, built in (
+        (pullback.load, onnx_import.load),
+        (pullback.gradient, calculus.gradient),
+        (pullback.jvp, calculus.jvp),
+        (pullback.jacobian, calculus.jacobian),
+        (pullback.hessian, calculus.hessian),
+    ):
+        (_, *mine), (_, *theirs) = (inspect.signature(f).parameters.values() for f in (shown, built))
+        assert [(p.name, p.kind, p.default) for p in mine] == [(p.name, p.kind, p.default) for p in theirs]
+    assert list(inspect.signature(pullback.Step.to_onnx).parameters) == list(
+        inspect.signature(pullback.Model.to_onnx).parameters
+    )

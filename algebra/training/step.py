@@ -332,6 +332,16 @@ def training_step(
 
     `checkpoint` lets the backward pass compute forward values anew instead of keeping them: True chooses which, a number says in how many segments,
     patterns name the model's nodes, and `{"budget": bytes}` takes as few segments as a budget allows.
+
+    Raises `Refusal` with everything that stands in the way: options that there are not (with near names), patterns that match nothing, an optimizer
+    that a parameter's shape does not suit, nothing to train.
+
+    >>> from pullback.algebra.text import parse
+    >>> step = training_step(parse("graph g(x: f32[N, 2], @parameter w: f32[2, 3]) { y: f32[N, 3] = dot x, w contract=[[1],[0]] return y=y }"))
+    >>> [entry.name for entry in step.signature.inputs]
+    ['x', 'target', 'w', 'step', 'lr']
+    >>> [entry.name for entry in step.signature.outputs]
+    ['loss', 'y', 'grad_w', 'new_w', 'new_step']
     """
     if not graph.outputs:
         raise Refusal(f"no training step for {graph.name!r}", ["the model has no outputs"])
