@@ -321,6 +321,32 @@ def test_resize_by_scales_agrees_with_differences(mode: str, coordinates: str, s
           tolerance=1e-6)  # fmt: skip
 
 
+@pytest.mark.parametrize("opset", [11, 12])
+@pytest.mark.parametrize(
+    ("mode", "nearest"),
+    [("nearest", "floor"), ("nearest", "round_prefer_ceil"), ("linear", "floor"), ("cubic", "floor")],
+)
+@pytest.mark.parametrize("scales", [[1, 1, 2, 2], [1, 1, 0.5, 1.5], [1, 1, 0.6, 3]])
+def test_resize_from_edges_as_older_opsets_have_it_agrees_with_onnxruntime(
+    mode: str, nearest: str, scales: list[float], opset: int
+) -> None:
+    inputs = resize(normal(1, 2, 4, 6).astype(np.float32), scales) | {"roi": np.zeros(0, np.float32)}
+    options: dict[str, Any] = {
+        "mode": mode,
+        "nearest_mode": nearest,
+        "coordinate_transformation_mode": "tf_half_pixel_for_nn",
+        "opset": opset,
+    }
+    model = model_of("Resize", inputs, fixed=["roi", "scales"], **options)
+    np.testing.assert_allclose(
+        evaluate(load(model), {"x": inputs["x"]})["y"],
+        by_onnxruntime(model, {"x": inputs["x"]})[0],
+        rtol=1e-5,
+        atol=1e-5,
+    )
+    check("Resize", inputs | {"x": normal(1, 2, 4, 6)}, fixed=["roi", "scales"], orders=1, tolerance=1e-6, **options)
+
+
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
 @pytest.mark.parametrize("coordinates", COORDINATES)
 @pytest.mark.parametrize("sizes", [[1, 2, 8, 3], [1, 2, 5, 1]])

@@ -6,15 +6,17 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lowered import check, gradients, model_of, run, text_model
-from numerics import every_node
+from numerics import every_node, pulled_back
 from pullback.algebra.dims import show_shape
 from pullback.algebra.errors import Refusal
 from pullback.algebra.evaluate import evaluate
 from pullback.algebra.graph import Graph
+from pullback.backends.onnx_export.emit import to_onnx
 from pullback.frontends.onnx_import import load
 
 RNG = np.random.default_rng(0)
@@ -249,8 +251,9 @@ def test_pieces_that_do_not_fill_the_axis_are_refused() -> None:
         load(model_of("Split", {"x": numbers(6), "s": ints(2, 3)}, outputs=2, fixed=("s",)))
 
 
-BOUNDS = st.one_of(st.integers(-9, 9), st.sampled_from([2**63 - 1, -(2**63), 2**31 - 1, -(2**31)]))
-STEPS = st.sampled_from([1, 2, 3, -1, -2, -3, 7, -7])
+HUGE = [2**63 - 1, -(2**63), 2**31 - 1, -(2**31)]
+BOUNDS = st.one_of(st.integers(-9, 9), st.sampled_from(HUGE))
+STEPS = st.sampled_from([1, 2, 3, -1, -2, -3, 7, -7, *HUGE])
 
 
 @settings(max_examples=150, deadline=None)
@@ -266,11 +269,34 @@ def test_slice_agrees_with_numpy_at_every_bound_and_step(
 
 @pytest.mark.parametrize(
     ("start", "end", "step"),
-    [(0, 2, 1), (1, 2**63 - 1, 1), (-1, -(2**63), -1), (0, 100, 2), (-2, 100, 1), (4, 1, -2), (2, 2, 1)],
+    [
+        (0, 2, 1),
+        (1, 2**63 - 1, 1),
+        (-1, -(2**63), -1),
+        (0, 100, 2),
+        (-2, 100, 1),
+        (4, 1, -2),
+        (2, 2, 1),
+        (1, 9, 2**63 - 1),
+        (-2, -9, -(2**63)),
+    ],
 )
 def test_derivatives_of_slice_agree_with_differences(start: int, end: int, step: int) -> None:
     inputs = {"x": numbers(2, 5), "s": ints(start), "e": ints(end), "a": ints(1), "k": ints(step)}
     check("Slice", inputs, fixed=("s", "e", "a", "k"), orders=1)
+
+
+@pytest.mark.parametrize("symbols", [False, True])
+@pytest.mark.parametrize("step", HUGE)
+def test_a_step_over_the_whole_axis_is_written_and_differentiated(step: int, symbols: bool) -> None:
+    x = np.arange(10, dtype=np.float32).reshape(2, 5)
+    inputs = {"x": x, "s": ints(3), "e": ints(2**63 - 1 if step > 0 else -(2**63)), "a": ints(1), "k": ints(step)}
+    graph = load(model_of("Slice", inputs, fixed=("s", "e", "a", "k"), symbols=symbols))
+    feeds = {"x": x, "ct_y": np.ones((2, 1), np.float32)}
+    for g, name, expected in ((graph, "y", x[:, 3:4]), (pulled_back(graph, ("x",)), "ct_x", np.eye(5)[[3, 3]])):
+        written = onnxruntime.InferenceSession(to_onnx(g).SerializeToString())
+        (found,) = written.run([name], {i.name: feeds[i.name] for i in written.get_inputs()})
+        np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("opset", [7, 9, 10, 11, 13, 28])

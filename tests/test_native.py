@@ -248,6 +248,7 @@ POOLINGS: dict[str, tuple[Callable[..., Value], tuple[Dim, ...], str]] = {
     "apart with a rest": (pooled((2, 2), (2, 2), (0, 0)), (N, 3, 7, 9), "MaxUnpool"),
     "apart with a gap": (pooled((2, 2), (3, 3), (0, 0)), (N, 3, 8, 9), "MaxUnpool"),
     "apart padded": (pooled((2, 2), (2, 2), (1, 1)), (N, 3, 8, 8), "MaxUnpool"),
+    "apart, few windows": (pooled((2, 2), (3, 4), (0, 1)), (N, 3, 7, 3), "ScatterND"),
     "overlapping": (pooled((3, 3), (2, 2), (1, 1)), (N, 3, 8, 8), "ScatterND"),
     "overlapping, no pads": (pooled((3, 2), (1, 1), (0, 0)), (N, 3, 6, 6), "ScatterND"),
     "dilated": (pooled((2, 2), (1, 1), (0, 0), (2, 2)), (N, 3, 7, 7), "ScatterND"),

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from ...algebra import primitives as p
-from ...algebra.dims import Dim, Shape, product, simplest
+from ...algebra.dims import Dim, Shape, at_least, product, simplest
+from ...algebra.errors import InconclusiveDim
 from ...algebra.graph import Graph, Value, bind, current
 from ...algebra.passes import FINAL, RULES
 from ...algebra.passes.layout import strided_limit
@@ -607,7 +608,7 @@ def raise_max_pool_gradient(v: Value) -> Value | None:
             window.params["strides"], window.params["sizes"], window.params["dilations"], strict=True
         )
     )  # fmt: skip
-    if apart and v.dtype is f32:
+    if apart and v.dtype is f32 and _unpools(pool):
         shape = pool.image.shape
         given = {k: pool.attributes[k] for k in ("kernel_shape", "strides", "pads")}
         places = raised("MaxUnpool", incoming, indices, _shape(shape), result=TensorType(v.dtype, shape), **given)
@@ -616,6 +617,18 @@ def raise_max_pool_gradient(v: Value) -> Value | None:
         flat, at = p.reshape(incoming, shape=(count,)), p.reshape(indices, shape=(count,))
         places = p.scatter_add(flat, at, axis=0, size=total)
     return p.pad(p.reshape(places, shape=inner), low=low, high=high)
+
+
+def _unpools(pool: _Pool) -> bool:
+    """Whether MaxUnpool's own size, `(n - 1) stride + kernel - pads`, is positive: onnxruntime asks for that, wherever another is given."""
+    pads, n = pool.attributes["pads"], len(pool.attributes["kernel_shape"])
+    axes = zip(
+        pool.shape[-n:], *(pool.attributes[k] for k in ("strides", "kernel_shape")), pads[:n], pads[n:], strict=True
+    )
+    try:
+        return all(at_least((count - 1) * stride + kernel - low - high, 1) for count, stride, kernel, low, high in axes)
+    except InconclusiveDim:
+        return False
 
 
 def _shape(shape: Shape) -> Value:

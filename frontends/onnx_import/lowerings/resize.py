@@ -89,6 +89,10 @@ def half_pixel_symmetric(a: Axis, o: Value) -> Value:
     return p.add(offset, half_pixel(a, o))
 
 
+def tf_half_pixel_for_nn(a: Axis, o: Value) -> Value:
+    return p.div(c.plus(o, 0.5), a.over(a.scale))
+
+
 def pytorch_half_pixel(a: Axis, o: Value) -> Value:
     single = p.equal(size_as(a.new, (a.new,)), p.number(1, o))
     return p.select(single, p.number(0, o), half_pixel(a, o))
@@ -123,6 +127,7 @@ COORDINATES: dict[str, Callable[[Axis, Value], Value]] = {
     "pytorch_half_pixel": pytorch_half_pixel,
     "align_corners": align_corners,
     "asymmetric": asymmetric,
+    "tf_half_pixel_for_nn": tf_half_pixel_for_nn,
     "tf_crop_and_resize": tf_crop_and_resize,
 }
 

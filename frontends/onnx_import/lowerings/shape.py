@@ -397,6 +397,9 @@ def sliced(x: Value, starts: Sequence[Dim], ends: Sequence[Dim], axes: Sequence[
     flipped = tuple(a for a, s in zip(axes, steps, strict=True) if s < 0)
     for a, s, e, step in zip(axes, starts, ends, steps, strict=True):
         start[a], limit[a] = span(x.shape[a], s, e, step)
+        if abs(step) >= HUGE:  # over any axis: at most one element
+            limit[a] = dmin(limit[a], simplest(start[a] + 1))
+            continue
         stride[a] = abs(step)
         if isinstance(x.shape[a], int):
             stride[a] = min(stride[a], max(int(x.shape[a]), 1))
