@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,10 @@ from ..graph import Constant, Graph, Value, phase
 from ..origin import Source
 from ..passes.substitute import Make, in_graph
 from ..types import TensorType
+from .loss import near
 from .modes import relocated
 from .naming import Names
+from .options import mistyped_fields
 from .selection import match
 
 __all__ = ["Lora", "adapted"]
@@ -46,11 +48,16 @@ class Lora:
                 options: dict[str, Any] = {"rank": given, "alpha": 2.0 * given}
             case _:
                 options = dict(given)
+        known = [f.name for f in fields(cls)]
+        if unknown := [f"no option {o!r}; {near(o, known)}" for o in options if o not in known]:
+            raise Refusal("cannot adapt", unknown)
         targets = options.get("targets", ("*",))
-        lora = cls(**{**options, "targets": (targets,) if isinstance(targets, str) else tuple(targets)})
-        if lora.rank < 1:
-            raise Refusal("cannot adapt", [f"the rank must be at least 1, found {lora.rank}"])
-        return lora
+        return cls(**{**options, "targets": (targets,) if isinstance(targets, str) else tuple(targets)})
+
+    def __post_init__(self) -> None:
+        wrong = mistyped_fields(self) or ([] if self.rank >= 1 else [f"the rank must be at least 1, found {self.rank}"])
+        if wrong:
+            raise Refusal("cannot adapt", wrong)
 
     @property
     def factor(self) -> float:

@@ -12,15 +12,27 @@ import numpy as np
 
 from .. import primitives as p
 from ..composites import as_number, mean, size_of
-from ..dims import Dim, at_least, is_one, same_shape
+from ..dims import Dim, at_least, is_one, maybe_equal, same_shape, show
 from ..errors import InconclusiveDim, Refusal, TypeMismatch
 from ..graph import Value
 from ..types import TensorType, f32, i64
+from .options import mistyped
 
 __all__ = ["Loss", "Number", "Targets"]
 
 Targets = Callable[[Sequence[TensorType], Mapping[str, Any]], dict[str, TensorType]]
 Number = float | np.ndarray | Sequence[float] | Value
+BOUNDS: Mapping[str, tuple[str, Callable[[float], bool]]] = {
+    "label_smoothing": ("lie in [0, 1]", lambda v: 0 <= v <= 1),
+    "delta": ("be above 0", lambda v: v > 0),
+    "beta": ("be at least 0", lambda v: v >= 0),
+    "gamma": ("be at least 0", lambda v: v >= 0),
+    "smooth": ("be at least 0", lambda v: v >= 0),
+    "eps": ("be at least 0", lambda v: v >= 0),
+    "alpha": ("be at most 1", lambda v: v <= 1),
+    "p": ("be above 0", lambda v: v > 0),
+}
+"""What the numbers among the options of losses must be, as PyTorch has it; an option of one name means one thing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,6 +76,16 @@ class Loss:
         signature = inspect.signature(self.function).parameters
         wrong = [f"no option {name!r}; {near(name, self.options)}" for name in options if name not in signature]
         reductions = ("none", "mean", "sum", *(("batchmean",) if self.name == "kl_div" else ()))
+        wrong += mistyped(options, {n: str(q.annotation) for n, q in signature.items() if n not in self.outputs})
+        wrong += (
+            []
+            if wrong
+            else [
+                f"{n} must {bound}, found {options[n]!r}"
+                for n, (bound, holds) in BOUNDS.items()
+                if n in options and not holds(options[n])
+            ]
+        )
         if options.get("reduction", "mean") not in reductions:
             wrong.append(f"reduction is one of {', '.join(reductions)}, found {options['reduction']!r}")
         if wrong:
@@ -161,8 +183,8 @@ def constant(value: Number, like: Value) -> Value:
     v = value if isinstance(value, Value) else p.literal(np.asarray(value, like.dtype.numpy), like.dtype)
     v = p.cast(v, dtype=like.dtype)
     offset = like.rank - v.rank
-    if offset < 0:
-        raise TypeMismatch(f"{v.type!r} does not fit {like.type!r}")
+    if offset < 0 or not all(is_one(d) or maybe_equal(d, like.shape[offset + i]) for i, d in enumerate(v.shape)):
+        raise TypeMismatch(f"an option of type {v.type!r} does not fit {like.type!r}")
     kept = tuple(i for i, d in enumerate(v.shape) if not is_one(d) or is_one(like.shape[offset + i]))
     v = p.reshape(v, shape=tuple(v.shape[i] for i in kept)) if len(kept) < v.rank else v
     return p.broadcast(v, shape=like.shape, axes=tuple(offset + i for i in kept))
@@ -171,8 +193,8 @@ def constant(value: Number, like: Value) -> Value:
 def per_class(value: Number, like: Value, axis: int) -> Value:
     """An option with one number for each class, along the class axis of `like`."""
     v = value if isinstance(value, Value) else p.literal(np.asarray(value, like.dtype.numpy), like.dtype)
-    if v.rank != 1:
-        raise TypeMismatch(f"one weight for each class is required, found {v.type!r}")
+    if v.rank != 1 or not maybe_equal(v.shape[0], like.shape[axis]):
+        raise TypeMismatch(f"one weight for each of {show(like.shape[axis])} classes is required, found {v.type!r}")
     return p.broadcast(p.cast(v, dtype=like.dtype), shape=like.shape, axes=(axis,))
 
 

@@ -6,6 +6,7 @@ A reader lowers `BatchNormalization` and `Dropout` in their inference form, and 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
@@ -16,7 +17,7 @@ import numpy as np
 from .. import primitives as p
 from ..composites import along, plus, scale, size_of, variance
 from ..dims import Dim
-from ..errors import Refusal
+from ..errors import PullbackWarning, Refusal
 from ..graph import Graph, Value, at, bind
 from ..origin import Origin, Source
 from ..passes.substitute import Make, Now, in_graph
@@ -157,6 +158,14 @@ def dropouts_of(graph: Graph, option: DropoutOption) -> dict[int, tuple[str, Val
     _none_inside(graph, records, option)
     found: dict[int, tuple[str, Value, float]] = {}
     if not isinstance(option, Mapping):
+        if option is not True and not 0 <= option < 1:
+            raise Refusal("dropout ratios", [f"ratio {option} is not in [0, 1)"])
+        if option and not recorded:
+            warnings.warn(
+                "dropout is asked for, but the model has none left: a mapping puts it behind tensors that it names, as {'h': 0.1}",
+                PullbackWarning,
+                stacklevel=2,
+            )
         for record, y in recorded:
             ratio = record.ratio if option is True else float(option)
             found.setdefault(id(y), (record.name, y, ratio))

@@ -20,6 +20,7 @@ from .fusion import Probabilities, trace
 from .losses import Loss
 from .losses import loss as loss_named
 from .naming import Names
+from .options import mistyped
 
 __all__ = ["LossLike", "Objective", "TargetMaker", "objective"]
 
@@ -107,6 +108,8 @@ def _one(key: str | tuple[str, ...], term: Term, several: bool, options: Mapping
         )
     what = term[0]
     weight = term[1] if len(term) > 1 else 1.0
+    if wrong := mistyped({"the weight": weight}, {"the weight": "float"}):
+        raise Refusal(f"cannot read the loss of {key!r}", wrong)
     own = term[2] if len(term) > 2 else {}
     return _Asked(what, outputs, float(weight), {**options, **own}, suffix)
 

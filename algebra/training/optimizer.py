@@ -16,6 +16,7 @@ from ..composites import expm1, size_of, sub
 from ..errors import Refusal
 from ..graph import Value
 from ..types import DType, TensorType, f32, f64
+from .options import mistyped_fields
 
 __all__ = ["Context", "Optimizer", "Slot", "compute_dtype", "ema"]
 
@@ -69,7 +70,7 @@ class Optimizer(ABC):
     maximize: bool = False
 
     def __post_init__(self) -> None:
-        if wrong := self.problems():
+        if wrong := mistyped_fields(self) or self.problems():
             raise Refusal(f"cannot use the optimizer {self.name}", wrong)
 
     def problems(self) -> list[str]:

@@ -18,6 +18,7 @@ from ..graph import Constant, Graph, Value, bind
 from ..passes.substitute import Make, Now, in_graph
 from ..types import DType, TensorType, bf16, f16, f32, f64, i64
 from .naming import Names
+from .options import mistyped_fields
 
 __all__ = ["LossScale", "Scaling", "low_dtype", "mixed"]
 
@@ -65,6 +66,20 @@ class LossScale:
     growth: float = 2.0
     backoff: float = 0.5
     interval: int = 2000
+
+    def __post_init__(self) -> None:
+        wrong = mistyped_fields(self) or [
+            f"{name} must be {bound}, found {getattr(self, name)!r}"
+            for name, bound, good in (
+                ("initial", "above 0", self.initial > 0),
+                ("growth", "above 1", self.growth > 1),
+                ("backoff", "between 0 and 1", 0 < self.backoff < 1),
+                ("interval", "at least 1", self.interval >= 1),
+            )
+            if not good
+        ]
+        if wrong:
+            raise Refusal("cannot scale the loss", wrong)
 
     @classmethod
     def of(cls, given: LossScale | float | str | None, dtype: DType | None) -> LossScale | None:

@@ -21,6 +21,7 @@ from ..graph import Value
 from ..types import i64
 from .loss import near
 from .optimizer import power, shifted
+from .options import mistyped_fields
 
 __all__ = [
     "SCHEDULES", "Constant", "Cosine", "CosineRestarts", "Cyclic", "Exponential", "InverseSqrt", "Linear", "MultiStep", "OneCycle", "Polynomial",
@@ -37,7 +38,7 @@ class Schedule(ABC):
     reference: ClassVar[str]
 
     def __post_init__(self) -> None:
-        if wrong := self.problems():
+        if wrong := mistyped_fields(self) or self.problems():
             raise Refusal(f"cannot use the schedule {self.name}", wrong)
 
     def problems(self) -> list[str]:

@@ -30,6 +30,7 @@ from .objective import LossLike, Objective, objective
 from .optimizers import Optimizer, Slot
 from .optimizers import ema as moving_average
 from .optimizers import optimizer as optimizer_named
+from .options import mistyped
 from .precision import LossScale, Scaling, kept_where, low_dtype, mixed
 from .recompute import Checkpoint, Recompute, recompute
 from .schedules import Schedule
@@ -384,6 +385,9 @@ def training_step(
 
 def _check(clips: Mapping[str, float | None], ema: float | None, batch_norm: str, running_variance: str) -> None:
     """Raise one refusal for every option that has no such value."""
+    given = {**{f"clip_{k}": v for k, v in clips.items()}, "ema": ema}
+    if wrong := mistyped(given, dict.fromkeys(given, "float | None")):
+        raise Refusal("options of the training step", wrong)
     wrong = [f"clip_{k} must be above 0, found {v!r}" for k, v in clips.items() if v is not None and not v > 0]
     if ema is not None and not 0 <= ema < 1:
         wrong.append(f"ema must lie in [0, 1), found {ema!r}")
@@ -405,6 +409,8 @@ def _rule(optimizer: str | Optimizer, lr: float | None, options: Mapping[str, An
     given = {**options, **({} if lr is None else {"lr": lr})}
     if isinstance(optimizer, Optimizer):
         return replace(optimizer, **given) if given else optimizer
+    if not isinstance(optimizer, str):
+        raise Refusal("cannot use this as an optimizer", [f"a name or an Optimizer is required, found {optimizer!r}"])
     return optimizer_named(optimizer, **given)
 
 
