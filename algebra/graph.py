@@ -298,6 +298,19 @@ class Constraint:
             case relation:
                 return f"{show(self.left)} {relation} {show(self.right)}"
 
+    def holds(self, sizes: Mapping[str, int]) -> bool:
+        """Whether it is so at these sizes of the symbols, by name."""
+        from .dims import evaluate
+
+        left, right = evaluate(self.left, sizes), evaluate(self.right, sizes)
+        match self.relation:
+            case "divides":
+                return left % right == 0
+            case "==":
+                return left == right
+            case _:
+                return left >= right
+
 
 @dataclass(frozen=True, slots=True)
 class Role:

@@ -767,18 +767,20 @@ def _constraint(entry: Any) -> tuple[str, str]:
 
 
 def _feeds(graph: Graph, data: str | None, seed: int) -> dict[str, np.ndarray]:
-    """Given arrays, and random ones for the other inputs: normal floats (deviation 0.5), integers 0 and 1; unbound dims are 2, 3, ...
+    """Given arrays, and random ones for the other inputs: normal floats (deviation 0.5), integers 0 and 1; unbound dims are small.
 
     No row is all 0: it may be a mask, and where everything is left out by sums with numbers as large as a dtype has, no difference can be measured.
     """
     from ..algebra.dims import evaluate as size_of
+    from ..algebra.sizes import small_sizes
 
     given = _arrays(data) if data else {}
-    unknown = sorted(set(given) - {v.params["name"] for v in graph.inputs})
-    if unknown:
+    named = {v.params["name"]: v for v in graph.inputs}
+    if unknown := sorted(set(given) - set(named)):
         raise Refusal(f"cannot use {data!r}", [f"the model has no input {n!r}" for n in unknown])
     rng = np.random.default_rng(seed)
-    sizes = {s.name: 2 + i % 3 for i, s in enumerate(graph.symbols)}
+    known = {d: n for name, array in given.items() for d, n in zip(named[name].shape, array.shape, strict=False)}
+    sizes = small_sizes(graph, {s.name: known[s] for s in graph.symbols if s in known})
     feeds: dict[str, np.ndarray] = {}
     for v in graph.inputs:
         name = v.params["name"]
@@ -808,7 +810,7 @@ def check(model: str, of: tuple[str, ...], wrt: tuple[str, ...], data: str | Non
           as_json: bool) -> None:  # fmt: skip
     """Hold the gradients of MODEL against directional finite differences, in double. Exit status 1 where they disagree.
 
-    Symbolic dims that --dim does not give become 2, 3 or 4.
+    Symbolic dims that --dim does not give become 2, 3 or 4, or larger where the model needs it.
     """
     from ..algebra.calculus.check import check_gradient
 

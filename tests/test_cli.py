@@ -560,6 +560,45 @@ def test_check_tells_a_derivative_of_0_from_the_rounding_of_differences() -> Non
         done("check", model, "--dim", "B=3", "--seed", str(seed))
 
 
+SOUND = """<ir_version: 8, opset_import: ["" : 17]>
+    sound (float[B, 1, T] x, float[B, S] z) => (float y)
+    <float[1, 1, 10] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 1}, int64[3] halves = {0, 4, -1}> {
+      c = Conv <strides = [5]> (x, w) d = ReduceSum (c)
+      f = Reshape (z, halves) e = ReduceMax (f) y = Mul (d, e)
+    }"""
+
+
+def test_check_takes_sizes_that_fit() -> None:
+    model = written(SOUND)
+    done("check", model)
+    np.savez("z.npz", z=np.random.default_rng(0).standard_normal((5, 8)).astype(np.float32))
+    done("check", model, "--data", "z.npz")
+    np.savez("z.npz", z=np.ones((5, 6), np.float32))
+    assert "S % 4 == 0 must hold" in refused("check", model, "--data", "z.npz")
+
+
+def test_check_of_many_kinks() -> None:
+    model = written("""<ir_version: 8, opset_import: ["" : 17]>
+    kinks (float[B] x) => (float[B, 1000, 1000] y) <float[1, 1000, 1] a = {0}, float[1, 1, 1000] b = {0}, int64[2] axes = {1, 2}> {
+      c = Unsqueeze (x, axes) d = Add (c, a) e = Add (d, b) y = Relu (e)
+    }""")
+    proto = onnx.load(model)
+    for tensor in proto.graph.initializer[:2]:
+        values = np.random.default_rng(0).standard_normal(tuple(tensor.dims)).astype(np.float32)
+        tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
+    onnx.save(proto, model)
+    for seed in range(4):
+        done("check", model, "--wrt", "x", "--dim", "B=2", "--seed", str(seed))
+
+
+def test_check_names_sizes_that_do_not_fit() -> None:
+    model = written("""<ir_version: 8, opset_import: ["" : 17]>
+    ends (float[B, 4] x) => (float[C, 4] y) <int64[1] first = {90000}, int64[1] last = {100000}, int64[1] axis = {0}> {
+      y = Slice (x, first, last, axis)
+    }""")
+    assert "must be positive" in refused("check", model)
+
+
 def test_check_of_wrong_data() -> None:
     assert "no input 'test_image'" in refused("check", "digits.onnx", "--data", "digits.npz")
     assert "a .npz of named arrays is required" in refused("check", "digits.onnx", "--data", "digits.onnx")
