@@ -445,6 +445,21 @@ def test_metadata_of_nodes_and_model() -> None:
     assert [a.name for a in signature.activations] == ["hidden/0", "logits:0"]
 
 
+def test_inputs_outputs_and_activations_say_their_role() -> None:
+    graph = to_onnx(_linear()).graph
+    told = {
+        v.name: {q.key: q.value for q in v.metadata_props} for v in (*graph.input, *graph.value_info, *graph.output)
+    }
+    assert told["in put"] == {"pullback.role": "input"}
+    assert told["fc1.weight"] == {"pullback.role": "parameter", "pullback.parameter": "fc1.weight"}
+    assert told["hidden/0"] == {"pullback.role": "activation"}
+    assert told["loss"] == {"pullback.role": "loss"}
+    assert told["new_fc1.weight"] == {"pullback.role": "update", "pullback.parameter": "fc1.weight"}
+    words = {v.name: v.doc_string for v in (*graph.input, *graph.value_info, *graph.output)}
+    assert (words["in put"], words["hidden/0"]) == ("input", "activation")
+    assert "nodes: 2 forward, 2 loss, 2 optimizer" in graph.doc_string.splitlines()
+
+
 def test_every_intermediate_has_a_value_info_with_symbolic_shape() -> None:
     model = to_onnx(_linear())
     infos = {v.name: v for v in model.graph.value_info}

@@ -17,11 +17,12 @@ from ...algebra.errors import PullbackError, Refusal
 from ...algebra.graph import Constant, Graph, Value
 from ...algebra.passes import default as simplified
 from ...algebra.passes.unroll import unroll
+from ...algebra.signature import Signature
 from ...algebra.types import DType
 from ..restore import EVALUATION, OTHERWISE, WEIGHT, carried, packed
 from .emission import Emission, users_of
 from .legal import illegal
-from .metadata import model_metadata, node_metadata
+from .metadata import mark, model_metadata, node_metadata, roles, summary
 from .naming import Names, node_stem
 from .ops import Ops
 from .program import Body, Op, Program, Tensor, needed
@@ -198,13 +199,15 @@ class _Walk:
 
     def _model(self, ops: Sequence[Op], outputs: dict[str, Tensor], tensors: dict[str, str]) -> Emitted:
         graph = self.graph
+        signature = Signature.of(graph, tensors)
+        told = roles(signature)
         emitted = Emitted(onnx.ModelProto())
         inputs = []
         for v in graph.inputs:
             name, role = v.params["name"], v.params["role"]
             has_data = name in graph.data
             if not (role == "frozen" and self.embed != "none" and has_data):
-                inputs.append(value_info(self.inputs[name]))
+                inputs.append(mark(value_info(self.inputs[name]), told.get(name)))
             if has_data:
                 inside = self.embed == "all" or (self.embed == "frozen" and role == "frozen")
                 (emitted.initializers if inside else emitted.beside)[name] = graph.data[name]
@@ -212,16 +215,21 @@ class _Walk:
             emitted.initializers.setdefault(t.name, t.constant)  # type: ignore[arg-type]
         nodes = [node_proto(op, graph.name) for op in ops]
         output_ids = {id(t) for t in outputs.values()}
-        infos = [value_info(t) for op in ops for t in op.outputs if id(t) not in output_ids]
+        infos = [mark(value_info(t), told.get(t.name)) for op in ops for t in op.outputs if id(t) not in output_ids]
         emitted.model = helper.make_model(
             helper.make_graph(
-                nodes, graph.name or "graph", inputs, [value_info(t) for t in outputs.values()], value_info=infos
+                nodes,
+                graph.name or "graph",
+                inputs,
+                [mark(value_info(t), told.get(name)) for name, t in outputs.items()],
+                value_info=infos,
+                doc_string=summary(signature, graph.name or "graph", nodes),
             ),
             opset_imports=[helper.make_opsetid("", self.opset)],
             ir_version=ir_version(self.opset),
             producer_name="pullback",
         )
-        props = model_metadata(graph, tensors, self.target)
+        props = model_metadata(graph, signature, self.target)
         if self.embed == "all":
             props |= _original(graph)
         helper.set_model_props(emitted.model, props)
