@@ -860,7 +860,9 @@ class Trainer:
         if model is None:
             found = self._models.original(trained)
             if found is None:
-                raise PullbackError("the original model is not known: give model=")
+                raise PullbackError(
+                    "the step does not carry the inference model, into which trained weights go back: give model= (--model to fit)"
+                )
             model, base = found
             fresh = self._models.fresh
         elif not isinstance(model, ModelProto):

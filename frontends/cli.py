@@ -9,6 +9,7 @@ import errno
 import json
 import math
 import os
+import re
 import sys
 import tempfile
 import warnings
@@ -58,6 +59,8 @@ class _Option(click.Option):
     def __init__(self, *args: Any, section: str = "Options", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.section = section
+        if self.multiple and self.help:
+            self.help += " Repeatable."
 
 
 def _option(*names: str, **settings: Any) -> Callable[[Any], Any]:
@@ -327,14 +330,17 @@ def _dropout(text: str | None) -> Any:
     return {glob: _number(ratio, text, "--dropout") for glob, _, ratio in pairs}
 
 
+UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
 def _checkpoint(text: str | None) -> Any:
-    """What is recomputed: `auto`, a number of segments, a budget as `500000000B`, or globs."""
+    """What is recomputed: `auto`, a number of segments, a budget (`500MB`, `2GB`, `4096B`), or globs."""
     if text is None or text == "auto":
         return text
     if text.isdecimal():
         return int(text)
-    if text.endswith("B") and text[:-1].isdecimal():
-        return {"budget": int(text[:-1])}
+    if budget := re.fullmatch(r"(\d+)(B|kB|MB|GB)", text):
+        return {"budget": int(budget[1]) * UNITS[budget[2]]}
     return text.split(",")
 
 
@@ -464,10 +470,10 @@ PARTS = "Parts, each in a file of its own"
 )
 @_option(
     "--checkpoint",
-    metavar="auto | SEGMENTS | GLOB,... | BYTESB",
+    metavar="auto | SEGMENTS | GLOB,... | 500MB",
     section=MODE,
     help="Compute forward values anew in the backward pass instead of keeping them: chosen automatically, in so many segments, "
-    "of these nodes, or within a budget.",
+    "of these nodes, or within a budget in B, kB, MB or GB.",
 )
 @_option("--gradients", "gradients_path", type=FILE, section=PARTS, help="Also write loss and gradients alone.")
 @_option("--apply", "apply_path", type=FILE, section=PARTS, help="Also write the update alone.")
@@ -948,14 +954,18 @@ def ops(what: str, domain: str | None, as_json: bool) -> None:
 @READING
 @JSON
 def view(model: str, path: str, with_gradient: bool, dims: dict[str, int], as_json: bool) -> None:
-    """Write MODEL as a page to look at; the ending of the file chooses the form: .html, .dot, .tex or .txt."""
+    """Write MODEL as a page to look at; the ending of the file chooses the form: .html, .dot, .tex or .txt.
+
+    A file that pullback wrote (a training step, a gradient graph) is shown with its phases, sources and roles.
+    """
     from ..backends import views
+    from ..backends.onnx_export.metadata import as_told
 
     if Path(path).suffix not in views.VIEWS:
         raise Refusal(f"cannot write a view to {path!r}", [f"the ending must be one of {', '.join(views.VIEWS)}"])
     with _together(path, source=model) as at:
         graph = _load(model, dims)
-        shown = face.gradient(graph) if with_gradient else graph
+        shown = face.gradient(graph) if with_gradient else as_told(graph, graph.info["model"])
         views.write(shown, at(path))
     if as_json:
         _print_json({"file": path, "nodes": len(shown.nodes)})

@@ -20,6 +20,7 @@ from click.testing import CliRunner, Result
 from pullback.algebra.training.losses import LOSSES
 from pullback.algebra.training.optimizers import OPTIMIZERS
 from pullback.algebra.training.schedules import SCHEDULES
+from pullback.backends.views import COLOURS
 from pullback.demo import DATA, MODEL
 from pullback.frontends import cli
 from pullback.frontends.cli import main
@@ -236,9 +237,9 @@ def test_groups_schedules_clipping_and_averages() -> None:
 @pytest.mark.parametrize(
     "words",
     [["--precision", "float16"], ["--precision", "float16", "--loss-scale", "128"], ["--checkpoint", "auto"], ["--checkpoint", "3"],
-     ["--checkpoint", "1000000000B"], ["--lora", "2"], ["--lora", "2:fc*"], ["--dropout", "r3=0.5"], ["--dropout", "model"], ["--dim", "batch=4"],
-     ["--batch-norm", "frozen"], ["--clip-value", "1"], ["--clip-norm", "1"], ["--opset", "17"], ["--embed", "none"], ["--unroll"],
-     ["--max-trips", "3"], ["--class-axis", "1"], ["--schedule", "exponential:gamma=0.9"]],
+     ["--checkpoint", "1000000000B"], ["--checkpoint", "1GB"], ["--lora", "2"], ["--lora", "2:fc*"], ["--dropout", "r3=0.5"],
+     ["--dropout", "model"], ["--dim", "batch=4"], ["--batch-norm", "frozen"], ["--clip-value", "1"], ["--clip-norm", "1"], ["--opset", "17"],
+     ["--embed", "none"], ["--unroll"], ["--max-trips", "3"], ["--class-axis", "1"], ["--schedule", "exponential:gamma=0.9"]],
     ids=" ".join,
 )  # fmt: skip
 def test_option_of_train_step_is_taken(words: list[str]) -> None:
@@ -281,6 +282,7 @@ def test_option_of_train_step_is_taken(words: list[str]) -> None:
         (["--lr", "fast"], "'fast' is not a valid float"),
         (["--class-axis", "7"], "class_axis 7 is not an axis"),
         (["--checkpoint", "nothing*"], "nothing*"),
+        (["--checkpoint", "1kB"], "the budget 1000"),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else "",
 )
@@ -636,6 +638,18 @@ def test_view_writes_each_form(ending: str) -> None:
     assert done("view", "digits.onnx", "-o", f"page.{ending}").startswith(f"wrote page.{ending}: ")
     assert "conv1" in Path(f"page.{ending}").read_text()
     done("view", "digits.onnx", "-o", f"gradient.{ending}", "--gradient", "--json")
+
+
+def test_view_of_a_written_step_shows_its_phases_and_roles() -> None:
+    done("train-step", "digits.onnx", "-o", "t.onnx", "--optimizer", "adamw")
+    done("view", "t.onnx", "-o", "page.txt")
+    text = Path("page.txt").read_text()
+    assert "  @slot(fc1.bias) exp_avg_sq_fc1.bias: f32[64],\n" in text
+    assert "  @parameter fc1.bias: f32[64],\n" in text
+    assert "@gradient(fc1.bias) grad_fc1.bias=grad_fc1.bias" in text
+    done("view", "t.onnx", "-o", "page.dot")
+    drawn = Path("page.dot").read_text()
+    assert all(colour in drawn for colour in COLOURS.values())
 
 
 def test_view_of_another_ending() -> None:

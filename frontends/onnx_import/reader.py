@@ -1041,7 +1041,8 @@ def _input(info: onnx.ValueInfoProto, scope: Scope, reader: Reader) -> Value | N
     kind = info.type.WhichOneof("value")
     if kind != "tensor_type":
         scope.entries[info.name] = POISON
-        reader.blame(f"input {info.name!r} is a {(kind or 'value without type').replace('_type', '')}, not a tensor")
+        found = (kind or "value without type").replace("_type", "")
+        reader.blame(f"input {info.name!r} is {'an' if found[0] in 'aeiou' else 'a'} {found}, not a tensor")
         return None
     tensor = info.type.tensor_type
     try:

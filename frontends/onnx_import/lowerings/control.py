@@ -532,12 +532,16 @@ def _first_failure(test: Value, facts: Facts, step: sympy.Symbol) -> list[Dim] |
 
 def _unchanged(name: str, before: Value, after: Value) -> None:
     why = f"a loop keeps the shape of {name!r}"
+    changes = (
+        f"the loop changes {name!r} from {before.type!r} to {after.type!r}: such a loop is unrolled, for which the number of its steps must be known "
+        "when the model is read"
+    )
     if before.dtype is not after.dtype or before.rank != after.rank:
-        raise _Changes(f"the loop changes {name!r} from {before.type!r} to {after.type!r}")
+        raise _Changes(changes)
     try:
         require_same_shape(before.shape, after.shape, why)
     except DimError as error:
-        raise _Changes(f"the loop changes {name!r} from {before.type!r} to {after.type!r}") from error
+        raise _Changes(changes) from error
 
 
 def _counted(nested: Nested, state: Sequence[Value], trips: Dim) -> tuple[Value, ...]:
