@@ -12,6 +12,7 @@ import onnxruntime
 import pullback
 import pytest
 from click.testing import CliRunner
+from numerics import check_pullback, floats, pulled_back
 from pullback.algebra import primitives as p
 from pullback.algebra.calculus.vjp import vjp
 from pullback.algebra.errors import PullbackError, Refusal
@@ -569,3 +570,35 @@ def test_the_command_line_bounds_a_loop(tmp_path: Path) -> None:
     done = runner.invoke(main, ["grad", str(source), "-o", str(target), "--wrt", "x", "--max-trips", "9"])
     assert done.exit_code == 0, done.output
     assert target.exists()
+
+
+# ---- carries that a step only adds to -------------------------------------------------------------------------------------------------
+
+SUMS = """
+main (double[2] u, double[2] v, double[2] w, double[T] seq) => (double[2] y, double[2] z, double[2] last) <double[2] zero = {0, 0}> {
+  sizes = Shape (seq)
+  trips = Squeeze (sizes)
+  y, z, last = Loop (trips, , zero, zero, u) <body = b (int64 i, bool c, double[2] a, double[2] b, double[2] s) =>
+    (bool go, double[2] next_a, double[2] next_b, double[2] next_s) {
+      next_a = Add (a, v)
+      sine = Sin (s)
+      next_b = Add (b, sine)
+      next_s = Identity (w)
+      go = Identity (c)
+    }>
+}
+"""
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_running_sums_of_one_loop_keep_their_cotangents_apart_at_first_and_second_order(steps: int) -> None:
+    graph = load(model(SUMS))
+    rng = np.random.default_rng(steps)
+    feeds = {n: rng.standard_normal(2) for n in ("u", "v", "w")} | {"zero": np.zeros(2), "seq": np.zeros(steps)}
+    check_pullback(graph, feeds, floats(graph), rng, orders=2)
+    seeds = {"ct_y": np.array([1.0, 2.0]), "ct_z": np.array([10.0, 20.0]), "ct_last": np.array([100.0, 200.0])}
+    found = evaluate(pulled_back(graph, floats(graph)), {**feeds, **seeds})
+    np.testing.assert_allclose(found["ct_v"], steps * seeds["ct_y"])
+    np.testing.assert_allclose(found["ct_u"], np.cos(feeds["u"]) * seeds["ct_z"])
+    np.testing.assert_allclose(found["ct_w"], (steps - 1) * np.cos(feeds["w"]) * seeds["ct_z"] + seeds["ct_last"])
+    np.testing.assert_allclose(found["ct_zero"], seeds["ct_y"] + seeds["ct_z"])

@@ -199,7 +199,7 @@ def _scan_vjp(
         groups = iter(values)
         ct_carry = [next(groups) for _ in active]
         total = [next(groups) for _ in sums]
-        entered = [next(groups) if i in saved else p.number(0, body.inputs[i]) for i in range(carries)]
+        entered = [next(groups) if i in saved else p.input(unread[i], inner[i]) for i in range(carries)]
         slice_ = [next(groups) for _ in range(xs)]
         seeds = [*ct_carry, *(next(groups) for _ in ct_ys)]
         given = [*entered, *slice_, *groups]
@@ -216,6 +216,7 @@ def _scan_vjp(
     inputs += [(f"ct_{list(body.outputs)[k]}", _types([results[k]])[0]) for k in ct_ys]
     inputs += [(names[i], inner[i]) for i in range(carries + xs, len(inner))]
     unique = _distinct([n for n, _ in inputs], [])
+    unread = _distinct(names, unique)  # stand for running sums, whose values no rule asks for
     titles = [f"next_ct_{names[i]}" for i in active] + [f"next_sum_{names[i]}" for i in sums]
     titles += [f"grad_{names[i]}" for i in slices]
     backward = body_of(
