@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -680,12 +681,16 @@ class Trainer:
 
         A weight that becomes NaN or infinite stops the run with an error, before it is written anywhere.
         """
-        _check_run({"epochs": (epochs, 0), "batch_size": (batch_size, 1), "accumulate": (accumulate, 1), "seed": (seed, 0)},
-                   checkpoint, checkpoint_every, resume, metrics, validation)  # fmt: skip
+        stopping = EarlyStopping(early_stopping) if isinstance(early_stopping, int) else early_stopping
+        patience = None if stopping is None else getattr(stopping, "patience", stopping)
+        _check_run(
+            {"epochs": (epochs, 0), "batch_size": (batch_size, 1), "accumulate": (accumulate, 1), "seed": (seed, 0),
+             "checkpoint_every": (checkpoint_every, 1), "the patience of early_stopping": (patience, 1)},
+            checkpoint, {"resume": resume, "checkpoint_every": checkpoint_every}, metrics, validation,
+        )  # fmt: skip
         source = open_data(data, self.entries, axes=axes)
         size = _batch_size(source, batch_size)
         held_out = None if validation is None else open_data(validation, self.entries, axes=axes)
-        stopping = EarlyStopping(early_stopping) if isinstance(early_stopping, int) else early_stopping
         if stopping is not None and stopping.monitor.lstrip("-").startswith("val_") and held_out is None:
             raise PullbackError(f"early stopping watches {stopping.monitor!r}, but there is no validation data")
         held = source.size if isinstance(source, Arrays) else None
@@ -905,14 +910,16 @@ def _static(entry: Entry) -> tuple[int, ...]:
     return tuple(int(d) for d in entry.shape)
 
 
-def _check_run(numbers: Mapping[str, tuple[int, int]], checkpoint: str | Path | None, every: int | None, resume: bool,
+def _check_run(numbers: Mapping[str, tuple[Any, int]], checkpoint: str | Path | None, needing: Mapping[str, Any],
                metrics: Sequence[Any], validation: Any) -> None:  # fmt: skip
     """Raise one refusal for every option of a run that cannot be meant."""
-    wrong = [f"{k} must be at least {least}, found {v!r}" for k, (v, least) in numbers.items() if v < least]
-    if every is not None and every < 1:
-        wrong.append(f"checkpoint_every must be at least 1, found {every!r}")
+    wrong = [
+        f"{k} must be an integer of at least {least}, found {v!r}"
+        for k, (v, least) in numbers.items()
+        if v is not None and (isinstance(v, bool) or not isinstance(v, Integral) or int(v) < least)
+    ]
     if checkpoint is None:
-        wrong += [f"{k} needs checkpoint=" for k, given in (("resume", resume), ("checkpoint_every", every)) if given]
+        wrong += [f"{k} needs checkpoint=" for k, given in needing.items() if given]
     elif not Path(checkpoint).parent.is_dir():
         wrong.append(f"cannot write {str(checkpoint)!r}: there is no directory {str(Path(checkpoint).parent)!r}")
     if metrics and validation is None:

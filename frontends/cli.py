@@ -15,7 +15,7 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -118,6 +118,8 @@ def _pairs(ctx: click.Context, option: click.Parameter, values: tuple[str, ...])
         name, mark, value = text.partition("=")
         if not mark or not name:
             raise click.BadParameter(f"{text!r} is not NAME=VALUE")
+        if name in found:
+            raise click.BadParameter(f"{name!r} is given twice")
         found[name] = value
     return found
 
@@ -131,17 +133,27 @@ def _sizes(ctx: click.Context, option: click.Parameter, values: tuple[str, ...])
 
 
 def _literals(pairs: Mapping[str, str]) -> dict[str, Any]:
-    """Option values as JSON where they are (numbers, lists, true, null), a file of numbers where they end in .npy, else text."""
-    out: dict[str, Any] = {}
-    for name, text in pairs.items():
-        if text.endswith(".npy"):
-            out[name] = np.load(text)
-            continue
-        try:
-            out[name] = json.loads(text)
-        except json.JSONDecodeError:
-            out[name] = text
-    return out
+    """Option values as JSON where they are (numbers, lists with or without brackets, true, null), a file of numbers where they end in .npy, else text."""
+    return {name: _numbers_of(text) if text.endswith(".npy") else _literal(text) for name, text in pairs.items()}
+
+
+def _literal(text: str) -> Any:
+    with suppress(json.JSONDecodeError):
+        return json.loads(text)
+    if "," in text:
+        items = [_literal(item.strip()) for item in text.split(",")]
+        return text if any(isinstance(item, str) for item in items) else items
+    with suppress(ValueError):
+        return float(text)  # .5, which is no JSON
+    return text
+
+
+def _numbers_of(path: str) -> np.ndarray:
+    try:
+        array: np.ndarray = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise Refusal(f"cannot read {path!r}", [f"a .npy of numbers is required ({error})"]) from error
+    return array
 
 
 def _options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -290,7 +302,7 @@ def _number(text: str, whole: str, hint: str) -> float:
 def _named(text: str, hint: str) -> dict[str, Any]:
     """`OPTION=VALUE,...` as a mapping."""
     pairs = {}
-    for item in text.split(","):
+    for item in re.split(r",(?=[^,=]*=)", text):  # a list's own commas are followed by no name
         name, mark, value = item.partition("=")
         if not mark or not name:
             raise click.BadParameter(f"{item!r} in {text!r} is not OPTION=VALUE", param_hint=hint)

@@ -247,6 +247,16 @@ def test_option_of_train_step_is_taken(words: list[str]) -> None:
     onnx.checker.check_model(onnx.load("t.onnx"), full_check=True)
 
 
+@pytest.mark.parametrize("betas", ["0.8,0.9", "[0.8, 0.9]", ".8,.9"])
+def test_lists_are_taken_with_and_without_brackets(betas: str) -> None:
+    done("train-step", "digits.onnx", "-o", "t.onnx", "--optimizer", "adam", "--optimizer-option", f"betas={betas}", "--group",
+         f"fc1.*:lr=0.1,betas={betas},eps=.5", "--schedule", "multi_step:milestones=3,5,gamma=.5")  # fmt: skip
+    said = signature("t.onnx")["optimizer"]
+    assert said["betas"] == said["groups"][0]["betas"] == [0.8, 0.9]
+    assert said["schedule"]["milestones"] == [3, 5]
+    assert said["schedule"]["gamma"] == said["groups"][0]["eps"] == 0.5
+
+
 # ---- what is refused -------------------------------------------------------------------------------------------------------------------
 
 
@@ -269,6 +279,9 @@ def test_option_of_train_step_is_taken(words: list[str]) -> None:
         (["--dim", "btch=3"], "no symbolic dim 'btch'; near: batch"),
         (["--dim", "batch=0"], "must be a positive integer"),
         (["--dim", "batch"], "'batch' is not NAME=VALUE"),
+        (["--loss-option", "ignore_index=1", "--loss-option", "ignore_index=2"], "'ignore_index' is given twice"),
+        (["--loss-option", "weight=1,x"], "weight must be numbers, found '1,x'"),
+        (["--loss-option", "weight=none.npy"], "a .npy of numbers is required"),
         (["--dropout", "much"], "'much' is no number"),
         (["--dropout", "r3=much"], "'much' in 'r3=much' is no number"),
         (["--loss-scale", "big"], "'big' is no number"),

@@ -142,6 +142,9 @@ def test_options_of_a_run_are_refused_together() -> None:
             data, batch_size=0, accumulate=0, epochs=-1, seed=-1, resume=True, checkpoint_every=3, metrics=["accuracy"]
         )
     assert len(refusal.value.reasons) == 7
+    with pytest.raises(Refusal) as refusal:
+        trainer().fit(data, batch_size=2.5, epochs="two", early_stopping=True, validation=data)  # type: ignore[arg-type]
+    assert len(refusal.value.reasons) == 3
     with pytest.raises(Refusal, match="there is no directory"):
         trainer().fit(data, checkpoint="nowhere/run.safetensors")
 

@@ -41,6 +41,8 @@ def step(**options: Any) -> pullback.Step:
             {"full": "yes", "eps": "small"},
             ["full must be true or false, found 'yes'", "eps must be a number, found 'small'"],
         ),
+        ("cross_entropy", {"weight": "1, 2"}, ["weight must be numbers, found '1, 2'"]),
+        ("l1", {"weight": [1.0, float("nan")]}, ["weight must be numbers, found [1.0, nan]"]),
         ("mse", {"reduction": "none "}, ["reduction is one of none, mean, sum"]),
     ],
 )

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from ..graph import Value
+
 __all__ = ["mistyped", "mistyped_fields"]
 
 
@@ -34,7 +36,7 @@ def mistyped_fields(options: Any) -> list[str]:
     return mistyped({name: getattr(options, name) for name in types}, types)
 
 
-_ONE = {"float": "a number", "int": "an integer", "bool": "true or false", "str": "a text"}
+_ONE = {"Number": "numbers", "float": "a number", "int": "an integer", "bool": "true or false", "str": "a text"}
 
 
 def _alternatives(type_: str) -> list[str]:
@@ -76,8 +78,17 @@ def _is_one(value: Any, type_: str) -> bool:
             return number and (type_ == "float" or float(value).is_integer())
         case "str":
             return isinstance(value, str)
+        case "Number":
+            return isinstance(value, Value) or _numbers(value)
         case _:
             return True
+
+
+def _numbers(value: Any) -> bool:
+    try:
+        return np.asarray(value).dtype.kind != "U" and bool(np.isfinite(np.asarray(value, np.float64)).all())
+    except (TypeError, ValueError):
+        return False
 
 
 def _words(type_: str) -> str:
