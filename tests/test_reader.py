@@ -440,6 +440,15 @@ def operands_that_do_not_fit(model: onnx.ModelProto) -> None:
     model.graph.initializer[0].dims[1] = 2
 
 
+def stored_and_made(model: onnx.ModelProto) -> None:
+    model.graph.initializer[0].name = model.graph.node[-1].output[0]
+
+
+def layout_of_one_processor(model: onnx.ModelProto) -> None:
+    model.opset_import.append(helper.make_opsetid("com.microsoft.nchwc", 1))
+    model.graph.node[0].domain, model.graph.node[0].op_type = "com.microsoft.nchwc", "ReorderInput"
+
+
 def output_that_nothing_makes(model: onnx.ModelProto) -> None:
     model.graph.output[0].name = "z"
 
@@ -463,6 +472,8 @@ def output_that_nothing_makes(model: onnx.ModelProto) -> None:
         (short_data, ["'w'"]),
         (operands_that_do_not_fit, ["MatMul", "f32[N, 2]", "f32[3, 2]"]),
         (output_that_nothing_makes, ["'z'"]),
+        (stored_and_made, ["'y' is stored in the file and made by a node too"]),
+        (layout_of_one_processor, ["no lowering for ReorderInput", "save the model at ORT_ENABLE_EXTENDED"]),
     ],
 )
 def test_bad_model_gets_one_clear_error(spoil: Callable[[onnx.ModelProto], None], messages: list[str]) -> None:

@@ -16,6 +16,11 @@ from .registry import OUTSIDE, Argument, Tensors, lookup, schema_of
 
 __all__ = ["body_of", "call", "inlined"]
 
+# domains whose operators have no meaning outside of one program, and the way out
+FOREIGN = {
+    "com.microsoft.nchwc": "in a layout of one processor, as onnxruntime's highest optimisation level writes it; save the model at ORT_ENABLE_EXTENDED",
+}
+
 
 def inlined(model: ModelProto, name: str) -> onnx.GraphProto:
     """The model's graph with its local functions put in place of their calls. The stored tensors stay where they are.
@@ -45,7 +50,8 @@ def unknown(proto: NodeProto, domain: str, opset: int) -> str | None:
         return reason
     schema: Any = schema_of(proto.op_type, domain, opset)
     known = schema is not None and (schema.function_opset_versions or schema.context_dependent_function_opset_versions)
-    return None if known else f"no lowering for {proto.op_type} at opset {opset}"
+    where = f", {FOREIGN[domain]}" if domain in FOREIGN else ""
+    return None if known else f"no lowering for {proto.op_type} at opset {opset}{where}"
 
 
 def body_of(proto: NodeProto, node: Node, arguments: Sequence[Argument]) -> FunctionProto | None:

@@ -352,6 +352,10 @@ class Scope:
         if repeated := [repr(o) for o, n in made.items() if n > 1]:
             self.reader.blame(f"tensor {', '.join(repeated)} is made by more than one node")
             raise Poisoned
+        kept = {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
+        if both := [repr(o) for o in made if o in kept]:
+            self.reader.blame(f"tensor {', '.join(both)} is stored in the file and made by a node too")
+            raise Poisoned
         for node in _ordered(_needed(graph.node, outputs), self, self.reader):
             self.lower(node)
         results = []
