@@ -13,6 +13,7 @@ from pullback.algebra import composites as c
 from pullback.algebra import primitives as p
 from pullback.algebra.calculus.vjp import vjp
 from pullback.algebra.dims import Dim, dim
+from pullback.algebra.evaluate import evaluate
 from pullback.algebra.graph import Graph, Value, building
 from pullback.algebra.passes import default
 from pullback.algebra.types import TensorType, f32, f64, i64, tensor
@@ -344,6 +345,21 @@ def test_the_mask_of_a_relu_stays_a_selection_where_the_cotangent_may_be_infinit
     g = with_gradients(lambda x: p.sqrt(c.relu(x)), x=tensor(f32, (N,)))
     feeds = {"x": np.asarray([-1, 0, 4], np.float32), "ct": np.ones(3, np.float32)}
     assert run(to_onnx(g, profile="native"), feeds)["grad_x"].tolist() == [0, 0, 0.25]
+
+
+@pytest.mark.parametrize("rows", [[[-np.inf, -np.inf], [0, 0]], [[np.inf, 1], [2, -np.inf]], [[1, 2], [3, 4]]])
+def test_a_selection_of_the_model_itself_keeps_out_infinite_inputs(rows: list[list[float]]) -> None:
+    x = np.asarray(rows, np.float32)
+    for f in (
+        lambda v: c.logsumexp(v, [1]),
+        lambda v: p.select(p.equal(p.abs(v), p.number(np.inf, v)), p.number(0, v), v),
+        lambda v: p.select(p.less(v, p.number(3, v)), v, p.number(0, v)),
+    ):
+        with building():
+            v = p.input("x", tensor(f32, (N, 2)))
+            g = Graph((v,), {"y": f(v)})
+        expected = evaluate(g, {"x": x})["y"]
+        np.testing.assert_allclose(run(to_onnx(g, profile="native"), {"x": x})["y"], expected, rtol=1e-6)
 
 
 def test_relu_is_raised() -> None:

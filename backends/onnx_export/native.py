@@ -742,9 +742,13 @@ def select_by_relu(v: Value) -> Value | None:
 
 
 def masked_by_product(v: Value) -> Value | None:
-    """select(c, 0, ct) -> ct * not c, select(c, ct, 0) -> ct * c, where ct is finite if no sum or product overflows: a sixth of the time of Where"""
+    """select(c, 0, ct) -> ct * not c, select(c, ct, 0) -> ct * c, where ct is finite if no sum or product overflows: a sixth of the time of Where
+
+    Of cotangents alone: a model's own selection may be there to keep out an infinite input.
+    """
     c, x, y = v.operands
-    if v.dtype is not f32 or op(c) in ("broadcast", "literal"):
+    cotangent = v.origin.phase == "backward" and "recompute" not in v.origin.trail
+    if v.dtype is not f32 or op(c) in ("broadcast", "literal") or not cotangent:
         return None
     memo = _builder().notes
     if is_splat(x, 0) and splat(y) is None and _tame(y, memo):
