@@ -108,6 +108,31 @@ def test_losses_over_different_numbers_say_so() -> None:
     assert "parts" not in step(source, loss={"y": "cross_entropy", "z": "l1_loss"}).signature.loss
 
 
+def test_sizes_that_a_model_computes_do_not_tie_its_samples_together() -> None:
+    """As exporters write the scale of an attention: from the last size of a shape."""
+    scaled = PLAIN.replace(
+        "y = MatMul (x, W)",
+        "s = Shape (x) l = Gather (s, last) f = Cast <to = 1> (l) r = Sqrt (f) d = Div (x, r) y = MatMul (d, W)",
+    )
+    scaled = scaled.replace("<float[3, 4] W", "<int64 last = {1}, float[3, 4] W")
+    assert step(scaled, loss="mse").signature.loss["parts"] == "mean"
+    tied = scaled.replace("last = {1}", "last = {0}")
+    assert "parts" not in step(tied, loss="mse").signature.loss
+
+
+def test_a_mean_by_a_computed_size_is_a_mean() -> None:
+    model = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["" : 18]>
+    g (float[N, 3] x) => (float loss) <float[3, 4] W = {1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3}, int64 rows = {0}> {
+      y = MatMul (x, W) q = Mul (y, y) total = ReduceSum <keepdims = 0> (q)
+      s = Shape (y) n = Gather (s, rows) f = Cast <to = 1> (n) loss = Div (total, f)
+    }""")
+    trainer = pullback.Trainer(pullback.training_step(model, loss=None, lr=0.1), threads=1)
+    assert trainer.weight({"x": X}) == 8
+    assert trainer.evaluate({"x": X}, batch_size=3)["loss"] == pytest.approx(
+        trainer.evaluate({"x": X})["loss"], rel=1e-6
+    )
+
+
 def test_a_fixed_batch_counts_like_any_other() -> None:
     made = step(FIXED, loss="mse")
     assert made.signature.loss["parts"] == "mean"

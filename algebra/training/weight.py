@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 
-import numpy as np
 import sympy
 
 from .. import primitives as p
 from ..composites import size_of
-from ..dims import Dim, product, symbols
+from ..dims import Dim, is_dim, product, symbols
 from ..graph import Graph, Value, reachable
+from ..known import Facts
 from ..types import TupleType, f64
 
 __all__ = ["LossWeight", "weight_of"]
@@ -36,18 +36,19 @@ class LossWeight:
 
     def over(self, divisor: Value, batch: _Batch) -> LossWeight:
         """The weight of what is divided once more, by one number."""
-        count = divisor
-        while count.primitive.name in ("broadcast", "cast"):
-            (count,) = count.operands
-        if count.primitive.name == "literal":
-            return LossWeight(self.mean or batch.counts(count), self.size, self.factors)
-        if count.primitive.name == "dim":
-            size = count.params["value"]
-            varies = bool(symbols(size) & batch.symbols)
-            return LossWeight(self.mean or varies, product([self.size, size]) if varies else self.size, self.factors)
-        if not batch.reads(count):
+        while divisor.primitive.name in ("broadcast", "cast"):
+            (divisor,) = divisor.operands
+        known = batch.facts(divisor)
+        if known is None:
+            return LossWeight(True, self.size, (*self.factors, divisor)) if batch.reads(divisor) else self
+        size = known.reshape(-1)[0]
+        if not isinstance(size, sympy.Expr):
+            return LossWeight(self.mean or batch.counts(float(size)), self.size, self.factors)
+        if not symbols(size) & batch.symbols:
             return self
-        return LossWeight(True, self.size, (*self.factors, count))
+        if not is_dim(size):
+            return LossWeight(True, self.size, (*self.factors, divisor))
+        return LossWeight(True, product([self.size, size]), self.factors)
 
     def same(self, other: LossWeight) -> bool:
         """Whether the two differ by a constant factor only."""
@@ -73,6 +74,7 @@ class _Batch:
         fed = [v for v in graph.by_role("input", "target") if v.rank]
         first = [v.shape[0] for v in fed]
         self.symbols: set[sympy.Symbol] = set().union(*map(symbols, first))
+        self.facts = Facts()
         self._sizes = [d for d in first if isinstance(d, int)]
         self._known = {id(v): True for v in fed}
 
@@ -80,10 +82,16 @@ class _Batch:
         """Whether a value depends on the batch."""
         if id(v) not in self._known:
             for u in reachable([v]):
-                sized = u.primitive.name in ("dim", "iota") and bool(symbols(tuple(u.params.values())) & self.symbols)
-                shrunk = not self.runs_along(u) and any(self.runs_along(o) for o in u.operands)
-                self._known.setdefault(id(u), sized or shrunk or any(self._known[id(o)] for o in u.operands))
+                if id(u) not in self._known:
+                    self._known[id(u)] = self._reads(u)
         return self._known[id(v)]
+
+    def _reads(self, u: Value) -> bool:
+        known = self.facts(u)
+        if known is not None:  # shape arithmetic too, of which only sizes of the batch count
+            return known.dtype == object and any(bool(symbols(d) & self.symbols) for d in known.flat)
+        shrunk = not self.runs_along(u) and any(self.runs_along(o) for o in u.operands)
+        return shrunk or any(self._known[id(o)] for o in u.operands)
 
     def runs_along(self, v: Value) -> bool:
         """Whether an axis of a value is that of the samples, alone or merged with others."""
@@ -93,12 +101,20 @@ class _Batch:
 
     def apart(self, v: Value) -> bool:
         """Whether the samples in a value know nothing of one another: nothing on the way to it was reduced over them."""
-        return all(self.runs_along(u) for u in reachable([v]) if self.reads(u))
+        seen, stack = set[int](), [v]
+        while stack:
+            u = stack.pop()
+            if id(u) in seen or not self.reads(u):
+                continue
+            if not self.runs_along(u):
+                return False
+            seen.add(id(u))
+            stack.extend(u.operands)
+        return True
 
-    def counts(self, number: Value) -> bool:
+    def counts(self, number: float) -> bool:
         """Whether a constant may be a number of elements of the batch, where its size is fixed."""
-        value = np.asarray(number.params["value"].array, np.float64).reshape(-1)
-        return value.size == 1 and math.isfinite(value[0]) and value[0] > 0 and self._may_count(float(value[0]))
+        return math.isfinite(number) and number > 0 and self._may_count(number)
 
     def _may_count(self, size: float) -> bool:
         return not self.symbols and any(size % n == 0 for n in self._sizes)
