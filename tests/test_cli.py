@@ -269,7 +269,10 @@ def test_lists_are_taken_with_and_without_brackets(betas: str) -> None:
         (["--loss-option", "label_smothing=0.9"], "no option 'label_smothing'; near names: label_smoothing"),
         (["--output", "logit"], "no tensor 'logit'; near names: logits"),
         (["--train", "convv1.weight"], "train 'convv1.weight' matches nothing; near names: conv1.weight"),
-        (["--freeze", "head.*"], "freeze 'head.*' matches nothing"),
+        (
+            ["--freeze", "zzz.*"],
+            "freeze 'zzz.*' matches nothing; there are conv1.weight, conv1.bias, conv2.weight, conv2.bias, fc1.weight, ...",
+        ),
         (["--group", "head.*:lr=1"], "group 'head.*' matches nothing"),
         (["--group", "fc*:lx=1"], "sgd has no option 'lx'"),
         (["--group", "fc*"], "is not GLOB:OPTION=VALUE"),

@@ -22,8 +22,6 @@ from .record import Joint, Primitive
 if TYPE_CHECKING:
     from ..evaluate import Closed
 
-Branch = Graph
-
 
 # ---- bodies ----------------------------------------------------------------------------------------------------------------------------
 

@@ -39,8 +39,8 @@ def match(names: Iterable[str], patterns: Sequence[str], *, option: str, elsewhe
     """The names that the patterns match, each with the first pattern that does.
 
     A pattern is a name letter for letter, or a glob (`*`, `?`, `[ab]`); a name always matches itself, whatever it holds. A pattern that matches
-    nothing is refused, all such at once, with near names; `elsewhere` says of names that cannot be chosen why not. A glob that matches some of the
-    `usual` names means those alone.
+    nothing is refused, all such at once, with near names, or some if none is near; `elsewhere` says of names that cannot be chosen why not. A glob
+    that matches some of the `usual` names means those alone.
     """
     names = list(names)
     known = set(names)
@@ -65,7 +65,8 @@ def _nothing(names: Sequence[str], pattern: str, option: str, elsewhere: Mapping
     if barred:
         return f"{text} that can be trained: " + "; ".join(f"{n} ({elsewhere[n]})" for n in barred[:8])
     near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.4)
-    return f"{text}; near names: {', '.join(near)}" if near else text
+    some = ", ".join([*names[:5], *(["..."] if len(names) > 5 else [])])
+    return f"{text}; near names: {', '.join(near)}" if near else f"{text}; there are {some or 'none'}"
 
 
 def differentiable(root: Value) -> set[int]:

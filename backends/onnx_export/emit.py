@@ -31,9 +31,8 @@ from .tables import EMIT
 from .targets import NEWEST, OLDEST, Target, all_nodes, refusals, target_named, with_symbols
 from .view import whole
 
-__all__ = ["Embed", "Emitted", "emit", "to_onnx"]
+__all__ = ["Emitted", "emit", "to_onnx"]
 
-Embed = str
 PROFILES = ("explicit", "native")
 
 

@@ -17,8 +17,6 @@ from .targets import Target
 
 __all__ = ["WORKAROUNDS", "Workaround", "composite"]
 
-Composite = Callable[[Ops, Tensor], Tensor]
-
 
 def _mul(ops: Ops, x: Tensor, y: Tensor | float) -> Tensor:
     return ops.binary("Mul", x, ops.number(y, x.dtype) if isinstance(y, float) else y)
