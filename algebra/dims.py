@@ -24,7 +24,7 @@ from .errors import DimError, InconclusiveDim
 
 __all__ = [
     "Dim", "Shape", "assuming", "at_least", "ceildiv", "dim", "dmax", "dmin", "equal", "evaluate", "exact_div",
-    "floordiv", "is_one", "is_static", "is_zero", "lowest_terms", "maybe_equal", "mod", "parse", "product", "quote",
+    "floordiv", "is_dim", "is_one", "is_static", "is_zero", "lowest_terms", "maybe_equal", "mod", "parse", "product", "quote",
     "same_shape", "show", "show_shape", "simplest", "solve", "solve_atom", "substitute", "symbols", "unquote",
     "walk",
 ]  # fmt: skip
@@ -212,6 +212,11 @@ def dim(name: str, least: int = 1) -> sympy.Symbol:
     if least:
         return sympy.Symbol(name, integer=True, positive=True)
     return sympy.Symbol(name, integer=True, nonnegative=True)
+
+
+def is_dim(d: object) -> bool:
+    """Whether `d` can be a dim: an int, or a sympy expression."""
+    return isinstance(d, int | sympy.Expr) and not isinstance(d, bool)
 
 
 def simplest(d: Any) -> Dim:
