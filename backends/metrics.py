@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -85,10 +84,10 @@ def _named(metric: str, signature: Signature) -> Measure:
     function = "a function f(outputs, batch) is a metric too"
     if metric not in METRICS:
         raise Refusal("", [f"no metric {metric!r}; there are {', '.join(METRICS)}; {function}"])
-    loss: Mapping[str, Any] = signature.loss
+    (loss, *others) = signature.loss.get("terms", [signature.loss])  # one output may have a loss with a weight
     targets = loss.get("targets", ())
     y = loss.get("output")
-    if not isinstance(y, str) or len(targets) != 1:
+    if others or not isinstance(y, str) or len(targets) != 1:
         raise Refusal("", [f"the metric {metric!r} needs one output and one target; {function}"])
     target = targets[0]
     output, wanted = _entry(signature, y), _entry(signature, target)

@@ -189,6 +189,19 @@ def test_metrics_do_not_depend_on_batches_and_leave_out_ignored_rows() -> None:
     assert errors.evaluate(FLOATING, batch_size=3, metrics=["rmse"])["rmse"] == pytest.approx(root, rel=1e-6)
 
 
+def test_a_loss_with_a_weight_is_measured_like_one_without() -> None:
+    heavy, plain = (
+        pullback.Trainer(step(loss=loss), threads=1) for loss in ({"y": ("cross_entropy", 2.0)}, "cross_entropy")
+    )
+    assert (
+        heavy.evaluate(INDEXED, metrics=["accuracy"])["accuracy"]
+        == plain.evaluate(INDEXED, metrics=["accuracy"])["accuracy"]
+    )
+    assert heavy.evaluate(cut(INDEXED))["loss"] == pytest.approx(2 * plain.evaluate(INDEXED)["loss"])
+    with pytest.raises(PullbackError, match="holds the label 4"):
+        heavy.step({**INDEXED, "target": np.where(LABELS < 0, LABELS, LABELS + 1)})
+
+
 def test_metrics_that_cannot_be_are_refused_together() -> None:
     trainer = pullback.Trainer(step(loss="cross_entropy"), threads=1)
     with pytest.raises(Refusal) as refusal:
