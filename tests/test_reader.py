@@ -664,6 +664,23 @@ def test_an_exporter_that_tells_weights_from_buffers_is_believed() -> None:
     assert set(graph.info["frozen"]) == {"table", "clone_2", "sum_1"}
 
 
+def test_a_parameter_that_an_exporter_computed_with_and_kept_is_named() -> None:
+    """`x * w / (1 - w)` has one parameter; with `1 - w` folded, its gradient is in two tensors, which no one can put together again."""
+    rng = np.random.default_rng(0)
+    w, e = (rng.random(shape, np.float32) for shape in ((3,), (3, 3)))
+    text = "g (float[N, 3] x) => (float[N, 3] y) { a = Mul (x, w) b = Div (a, sub) c = MatMul (b, e) y = MatMul (c, val_1) }"
+    model = _with(text, w=w, sub=1 - w, e=e, val_1=e.T.copy())
+    told = "p_w: PARAMETER target='w'\np_e: PARAMETER target='e'\nb: BUFFER target='t'"
+    model.graph.metadata_props.add(key="pkg.torch.export.ExportedProgram.graph_signature", value=told)
+    for name, made_from in {"sub": ["w", "t"], "val_1": ["e"]}.items():
+        info = model.graph.value_info.add(name=name)
+        info.metadata_props.add(key="pkg.onnxscript.optimizer.folded_from", value=repr(made_from))
+    with pytest.warns(PullbackWarning, match="w, sub are trained apart") as caught:
+        graph = load(model)
+    assert len(caught) == 1, "a transpose is tied to its matrix"
+    assert names(graph, "parameter") == {"w", "sub", "e"}
+
+
 def test_one_number_is_a_weight_where_the_exporter_gave_it_a_name_of_the_network() -> None:
     names = ["scale", "blocks_0.alpha", "val_3", "onnx__Mul_7", "p.0"]
     lines = " ".join(f"y{i + 1} = Mul (y{i}, s{i})" for i in range(len(names)))

@@ -51,7 +51,7 @@ class Record:
     """What is known of a graph's stored tensors: uses to be told apart, names that are no weights and why, and what of the network is not in the file.
 
     `weights` are sure to be parameters, or computed from some; `merged` has tensors that stand for several parameters, or seem to, and for what; `lost`
-    parameters that the network uses and the file lacks.
+    parameters that the network uses and the file lacks. `places` has the tensors that hold a parameter or were computed from it, where there are several.
     """
 
     splits: tuple[Split, ...] = ()
@@ -59,6 +59,7 @@ class Record:
     merged: Mapping[str, str] = field(default_factory=dict)
     lost: tuple[str, ...] = ()
     weights: frozenset[str] = frozenset()
+    places: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def recorded(model: ModelProto, stored: Mapping[str, Constant], untied: Collection[str] = ()) -> Record:
@@ -195,6 +196,11 @@ class _Signature:
             if not any(kinds.get(n) == "PARAMETER" for n in names):
                 no_weights[name] = "computed from no parameter, by its exporter's record"
         merged = {n: names for n, names in merged.items() if names}
+        places = {
+            n: tuple(s for s in self.uniform.stored if s == n or n in folded.get(s, ()))
+            for n, kind in kinds.items()
+            if kind == "PARAMETER"
+        }
         return Record(
             tuple(splits),
             {n: reason for n, reason in no_weights.items() if n not in merged},
@@ -203,6 +209,7 @@ class _Signature:
             frozenset(
                 n for n in self.uniform.stored if "PARAMETER" in (kinds.get(n), *map(kinds.get, folded.get(n, ())))
             ),
+            {n: found for n, found in places.items() if len(found) > 1},
         )
 
     def _calls(self) -> dict[str, list[NodeProto]]:

@@ -739,9 +739,8 @@ def _loaded(
         bindings[dim(symbol)] = size
     if dims:
         _check_bound(graph, dims, name)
-    reader = partial(
-        Reader, graph, proto, base, copies=_written_twice(proto, base), record=_recorded(proto, base, name, untie)
-    )
+    tied = _written_twice(proto, base)
+    reader = partial(Reader, graph, proto, base, copies=tied, record=_recorded(proto, base, name, untie, tied))
     waiting: list[frozenset[str]] = [
         frozenset()
     ]  # branches on sizes to be read the unusual way, the usual way of all first
@@ -770,8 +769,10 @@ def _written_twice(model: ModelProto, base: Path | None) -> dict[str, tuple[str,
     return copies(matrices)
 
 
-def _recorded(model: ModelProto, base: Path | None, name: str, untie: Sequence[str]) -> Record:
-    """What the exporter recorded of the stored tensors; parameters that it merged, or seems to have merged, are named."""
+def _recorded(
+    model: ModelProto, base: Path | None, name: str, untie: Sequence[str], tied: Collection[str]
+) -> Record:  # fmt: skip
+    """What the exporter recorded of the stored tensors; parameters that it merged, or seems to have merged, are named, and those that it took apart."""
     given = {i.name for i in model.graph.input}
     stored = {}
     for tensor in model.graph.initializer:
@@ -783,6 +784,16 @@ def _recorded(model: ModelProto, base: Path | None, name: str, untie: Sequence[s
         note = f"{tensor!r} of {name!r} stands for {what}: its elements are all equal, so that the exporter may have merged parameters"
         way = f"untie={tensor!r} (--untie) trains each use for itself"
         warnings.warn(f"{note}, which are now trained as one; {way}", PullbackWarning, stacklevel=5)
+    for parameter, tensors in record.places.items():
+        if len(apart := [t for t in tensors if t not in tied]) > 1:
+            note = (
+                f"{parameter!r} of {name!r} was computed with by its exporter, so that it is in the file more than once"
+            )
+            warnings.warn(
+                f"{note}: {', '.join(apart)} are trained apart, each by its part of the gradient",
+                PullbackWarning,
+                stacklevel=5,
+            )
     return record
 
 
