@@ -91,7 +91,14 @@ def test_a_weight_is_what_the_loss_divides_by() -> None:
     assert pullback.Trainer(step(loss="mse", loss_options={"reduction": "sum"}), threads=1).weight(FLOATING) == 1
 
 
-@pytest.mark.parametrize("loss", ["rmse", mixing])
+def repeated(outputs: Mapping[str, Value], target: Any) -> Value:
+    """A mean that is given to each sample before it is averaged again."""
+    y = outputs["y"]
+    mean = c.mean(p.mul(y, target("mask", like=y)), (0, 1))
+    return c.mean(p.broadcast(mean, shape=y.shape, axes=()), (0, 1))
+
+
+@pytest.mark.parametrize("loss", ["rmse", mixing, repeated])
 def test_a_loss_that_is_no_sum_over_samples_says_so(loss: Any) -> None:
     data = FLOATING if loss == "rmse" else {k: MASKED[k] for k in ("x", "mask")}
     trainer = pullback.Trainer(step(loss=loss), threads=1)
@@ -131,6 +138,19 @@ def test_a_mean_by_a_computed_size_is_a_mean() -> None:
     assert trainer.evaluate({"x": X}, batch_size=3)["loss"] == pytest.approx(
         trainer.evaluate({"x": X})["loss"], rel=1e-6
     )
+
+
+@pytest.mark.parametrize("dtype", ["float", "float16"])
+def test_elements_are_counted_along_every_axis_of_a_symbolic_size(dtype: str) -> None:
+    source = f"""<ir_version: 9, opset_import: ["" : 18]>
+    g ({dtype}[N, T, 3] x) => ({dtype}[N, T, 3] y) <{dtype}[3] w = {{1, 2, 3}}> {{ y = Mul (x, w) }}"""
+    x = np.zeros((2, 5, 3), np.float16)
+    means, sums = (
+        pullback.Trainer(step(source, loss="mse", loss_options={"reduction": r}), threads=1) for r in ("mean", "sum")
+    )
+    whole, half = ({"x": a, "target": a} for a in (x, x[:, :2]))
+    assert means.weight(whole) / means.weight(half) == 5 / 2
+    assert sums.weight(whole) == sums.weight(half) == 1
 
 
 def test_a_fixed_batch_counts_like_any_other() -> None:

@@ -16,14 +16,14 @@ import sympy
 
 from .. import primitives as p
 from ..composites import size_of
-from ..dims import Dim, is_dim, product, symbols
+from ..dims import Dim, product, symbols
 from ..graph import Graph, Value, reachable
 from ..known import Facts
 from ..types import TupleType, f64
 
 __all__ = ["LossWeight", "weight_of"]
 
-LINEAR = ("neg", "cast", "reshape", "transpose", "broadcast", "stop_gradient")
+LINEAR = ("neg", "cast", "reshape", "transpose", "broadcast", "reduce_sum", "stop_gradient")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +44,10 @@ class LossWeight:
         size = known.reshape(-1)[0]
         if not isinstance(size, sympy.Expr):
             return LossWeight(self.mean or batch.counts(float(size)), self.size, self.factors)
-        if not symbols(size) & batch.symbols:
-            return self
-        if not is_dim(size):
-            return LossWeight(True, self.size, (*self.factors, divisor))
-        return LossWeight(True, product([self.size, size]), self.factors)
+        varies = bool(
+            symbols(size) & batch.symbols
+        )  # other sizes count too (elements are counted), but make no mean of a sum over samples
+        return LossWeight(self.mean or varies, product([self.size, size]), self.factors)
 
     def same(self, other: LossWeight) -> bool:
         """Whether the two differ by a constant factor only."""
@@ -56,7 +55,7 @@ class LossWeight:
 
     def value(self) -> Value | None:
         """The weight as a float64 scalar; None where every part of as many samples has the same."""
-        if self.size == 1 and not self.factors:
+        if not self.mean or (self.size == 1 and not self.factors):
             return None
         sizes = [] if self.size == 1 else [size_of([self.size], f64)]
         return reduce(p.mul, [*sizes, *(p.cast(f, dtype=f64) for f in self.factors)])
@@ -133,9 +132,7 @@ def _of(v: Value, batch: _Batch) -> LossWeight | None:
             return None if inner is None else inner.over(b, batch)
         case "mul", (a, b) if batch.reads(a) != batch.reads(b):
             return _of(a if batch.reads(a) else b, batch)
-        case name, (a,) if name in LINEAR:
-            return _of(a, batch)
-        case "reduce_sum", (a,) if not batch.runs_along(v):
+        case name, (a,) if name in LINEAR and (batch.runs_along(a) or not batch.runs_along(v)):
             return _of(a, batch)
         case "add", operands if not batch.runs_along(v):
             return _of_sum([_of(o, batch) for o in operands if batch.reads(o)], len(operands))
