@@ -306,6 +306,22 @@ def test_a_call_of_several_nodes_takes_its_tensors_in_order() -> None:
     assert names(graph, "parameter") == {"one_w", "one_b", "two_w", "two_b"}
 
 
+def test_the_inner_norm_of_a_group_norm_has_no_parameters() -> None:
+    """Its ones and zeros are merged with those of parameters; a norm of the network with the same two operands has them."""
+    nodes = "n = InstanceNormalization (x, one_w, one_b)  m = Mul (n, two_w)  a = Add (m, two_b)  y = InstanceNormalization (a, one_w, one_b)"
+    group = "(%x, 2, %p_two_w, %p_two_b, 1e-05)"
+    model = signed(nodes, [group, group, group, BODY[0]], "float[2, 1] two_w = {3, 4}, float[2, 1] two_b = {5, 6}")
+    for node in model.graph.node[:3]:
+        node.metadata_props[0].value = node.metadata_props[0].value.replace(
+            "target=f", "target=torch.ops.aten.group_norm.default"
+        )
+    for value in (model.graph.input[0], model.graph.output[0]):
+        value.type.tensor_type.shape.dim.add(dim_value=5)
+    graph = load(model)
+    assert names(graph, "parameter") == {"one_w", "one_b", "two_w", "two_b"}
+    assert names(graph, "frozen") == {"n.1", "n.2"}
+
+
 def test_a_tensor_is_a_weight_where_the_exporter_computed_it_from_one() -> None:
     stored = "float[2] a = {3, 4}, float[2] b = {5, 6}, float[2] rates = {7, 8}, float[2] t = {1, 2}"
     nodes = "n = Add (x, a)  m = Add (n, b)  k = Mul (m, rates)  l = Mul (k, t)  p = Mul (l, one_w)  y = Add (p, one_b)"

@@ -170,17 +170,25 @@ class _Signature:
         splits: list[Split] = []
         merged: dict[str, set[str]] = defaultdict(set)
         lost: set[str] = set()
+        constants: list[str] = []
         for call, nodes in self._calls().items():
             wanted = list(dict.fromkeys(target[a] for a in _ARGUMENT.findall(call) if a in target))
             missing = [w for w in wanted if w in gone]
-            if not missing:
-                continue
             uses = [
                 Split("", name, node.output[0], i)
                 for node in nodes
                 for i, name in enumerate(node.input)
                 if name in self.uniform.stored
             ]
+            neutral = _neutral(uses, nodes) if ".group_norm." in call else []
+            uses = [u for u in uses if u not in neutral]
+            for use in neutral:
+                if use.stored in kinds:
+                    own = f"{use.output}.{use.place}"
+                    splits.append(use._replace(own=own))
+                    constants.append(own)
+            if not missing:
+                continue
             pairs = [(use, name) for use, name in self._matched(uses, wanted, missing) if name not in taken]
             splits += [use._replace(own=name) for use, name in pairs if name in gone]
             unsaid = {m for m in missing if kinds[m] == "PARAMETER"} - {name for _, name in pairs}
@@ -195,12 +203,15 @@ class _Signature:
         for name, names in folded.items():
             if not any(kinds.get(n) == "PARAMETER" for n in names):
                 no_weights[name] = "computed from no parameter, by its exporter's record"
+        no_weights.update(
+            dict.fromkeys(constants, "a neutral scale or bias, where a group norm is written with an instance norm")
+        )
         merged = {n: names for n, names in merged.items() if names}
-        places = {
-            n: tuple(s for s in self.uniform.stored if s == n or n in folded.get(s, ()))
-            for n, kind in kinds.items()
-            if kind == "PARAMETER"
-        }
+        made: dict[str, list[str]] = defaultdict(list)
+        for stored in self.uniform.stored:
+            for name in {stored, *folded.get(stored, ())}:
+                made[name].append(stored)
+        places = {n: tuple(made[n]) for n, kind in kinds.items() if kind == "PARAMETER"}
         return Record(
             tuple(splits),
             {n: reason for n, reason in no_weights.items() if n not in merged},
@@ -233,6 +244,15 @@ class _Signature:
         if len({u.stored for u in others}) == len(missing) == 1:
             return [(use, missing[0]) for use in others]
         return []
+
+
+def _neutral(uses: Sequence[Split], nodes: Sequence[NodeProto]) -> list[Split]:
+    """The uses in a group norm that are no tensors of the network.
+
+    It is written as an instance norm over the groups, with ones and zeros for its scale and bias, and the network's own come after it.
+    """
+    inner = {n.output[0] for n in nodes if n.op_type == "InstanceNormalization"}
+    return [u for u in uses if u.output in inner and u.place in (1, 2)]
 
 
 def _folded(value: ValueInfoProto) -> list[str] | None:
