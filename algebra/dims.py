@@ -432,7 +432,9 @@ def equal(a: Dim, b: Dim) -> bool:
         return True
     if cases and all(_positive(case) or _positive(_expand(-case)) for case in cases):
         return False
-    raise InconclusiveDim(f"whether {show(a)} == {show(b)} depends on the sizes")
+    error = InconclusiveDim(f"whether {show(a)} == {show(b)} depends on the sizes")
+    error.sides = a, b
+    raise error
 
 
 def _positive(d: sympy.Expr) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 __all__ = ["DimError", "InconclusiveDim", "PullbackError", "PullbackWarning", "Refusal", "TypeMismatch"]
 
 
@@ -22,7 +24,10 @@ class DimError(PullbackError, ValueError):
 
 
 class InconclusiveDim(PullbackError, ValueError):
-    """A comparison of dims whose answer depends on the sizes."""
+    """A comparison of dims whose answer depends on the sizes: of `sides`, where it is an equality, which `forced` says a primitive's type asks for."""
+
+    sides: tuple[Any, Any] | None = None
+    forced: bool = False
 
 
 class Refusal(PullbackError):

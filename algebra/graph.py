@@ -17,7 +17,7 @@ import numpy as np
 import sympy
 
 from .dims import Dim, Shape, assuming, simplest, symbols
-from .errors import PullbackError
+from .errors import InconclusiveDim, PullbackError
 from .origin import Origin, Source
 from .types import DType, TensorType, TupleType, Type
 
@@ -189,6 +189,8 @@ class Builder:
         except PullbackError as error:
             shown = ", ".join(repr(v.type) for v in operands)
             error.add_note(f"in {primitive.name}({shown})")
+            if isinstance(error, InconclusiveDim):
+                error.forced = True
             raise
         if self.assumed:
             type_ = _simplest_type(type_)

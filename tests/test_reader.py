@@ -737,3 +737,19 @@ def test_sizes_that_are_halved_and_doubled_are_multiples() -> None:
     assert "4*(H//4) == H" in [str(c) for c in graph.constraints]
     x = np.random.default_rng(0).standard_normal((2, 1, 8, 8)).astype(np.float32)
     assert evaluate(graph, {"x": x})["y"].shape == (2, 4, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("node", "inputs", "forced"),
+    [
+        ('y = ai.onnx.ml.FeatureVectorizer <inputdimensions = [3, 2]> (a, b)', "float[N, 3] a, float[M, 2] b", "N == M"),
+        ('y = com.microsoft.MatMulNBits <K = 16, N = 2, bits = 4, block_size = 16> (a, q, s)', "float[3, k] a", "k == 16"),
+    ],
+)  # fmt: skip
+def test_sizes_that_an_operator_computes_with_as_equal_are_one(node: str, inputs: str, forced: str) -> None:
+    weights = (
+        "<uint8[2, 1, 8] q = {0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15}, float[2] s = {1, 2}>" if "q, s" in node else ""
+    )
+    domains = '"" : 17, "ai.onnx.ml" : 3, "com.microsoft" : 1'
+    text = f"<ir_version: 8, opset_import: [{domains}]> m ({inputs}) => (float[P, Q] y) {weights} {{ {node} }}"
+    assert forced in [str(c) for c in load(onnx.parser.parse_model(text)).constraints]

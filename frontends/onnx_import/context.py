@@ -30,7 +30,7 @@ from ...algebra.known import Facts
 if TYPE_CHECKING:
     from .reader import Scope
 
-__all__ = ["Node", "Reading", "Unify", "Unsupported", "reading", "require_divides", "require_equal", "session"]
+__all__ = ["Node", "Reading", "Unify", "Unsupported", "reading", "require_divides", "require_equal", "session", "unify"]
 
 
 class Unsupported(PullbackError):
@@ -124,14 +124,19 @@ class Node:
         return index < len(self.outputs) and self.outputs[index] != ""
 
 
+def unify(a: Dim, b: Dim, reason: str) -> None:
+    """Read again with one of two dims in the place of the other, where that can be done."""
+    if (solution := solve(a, b) or solve_atom(a, b)) is not None:
+        raise Unify(*solution, reason) from None
+
+
 def require_equal(a: Dim, b: Dim, reason: str) -> Dim:
     """A dim that the model forces to be both; read again with a symbol replaced where it is not so already."""
     try:
         if equal(a, b):
             return a
     except InconclusiveDim:
-        if (solution := solve(a, b) or solve_atom(a, b)) is not None:
-            raise Unify(*solution, reason) from None
+        unify(a, b, reason)
         reading().constrain(a, "==", b, reason)
         return a
     raise DimError(f"{show(a)} and {show(b)} must be equal: {reason}")

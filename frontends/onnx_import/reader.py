@@ -29,7 +29,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 from ...algebra import primitives as p
 from ...algebra.copies import NO_NAME, copies
 from ...algebra.dims import Dim, dim, substitute
-from ...algebra.errors import PullbackError, PullbackWarning, Refusal
+from ...algebra.errors import InconclusiveDim, PullbackError, PullbackWarning, Refusal
 from ...algebra.graph import (
     Builder,
     Constant,
@@ -49,7 +49,7 @@ from ...algebra.origin import Origin, Source
 from ...algebra.training.selection import match
 from ...algebra.types import TensorType
 from . import functions
-from .context import Node, Reading, Unify, Unsupported, session
+from .context import Node, Reading, Unify, Unsupported, session, unify
 from .exporters import Record, Split, recorded
 from .registry import Argument, Stack, Tensors, apply, lookup, schema_of
 from .tensors import constant_of, dtype_of_onnx, external_problems, sparse_constant, type_of
@@ -396,6 +396,8 @@ class Scope:
         except Unify:
             raise
         except FAULTS as error:
+            if isinstance(error, InconclusiveDim) and error.forced and error.sides:
+                unify(*error.sides, f"{proto.op_type} node {name!r} computes with both")
             notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
             if arguments and not isinstance(error, Unsupported):
                 notes += f" (operands: {', '.join(_shown(a) for a in arguments)})"
@@ -810,12 +812,12 @@ def _settled(
         reader.state.chosen = chosen
         try:
             return _read(reader, name, forced)
-        except Unify as unify:
-            found = Constraint(unify.symbol, "==", unify.value, unify.reason)
+        except Unify as forced_by:
+            found = Constraint(forced_by.symbol, "==", forced_by.value, forced_by.reason)
             if any(str(c) == str(found) for c in forced):
-                raise Refusal(f"cannot read {name!r}", [f"its sizes cannot be settled: {unify}"]) from None
-            if isinstance(unify.symbol, sympy.Symbol):
-                now = {unify.symbol: unify.value}
+                raise Refusal(f"cannot read {name!r}", [f"its sizes cannot be settled: {forced_by}"]) from None
+            if isinstance(forced_by.symbol, sympy.Symbol):
+                now = {forced_by.symbol: forced_by.value}
                 bindings = {s: substitute(d, now) for s, d in bindings.items()} | now
                 forced = [c if isinstance(c.left, sympy.Symbol) else _substituted(c, now) for c in forced]
             forced.append(found)
