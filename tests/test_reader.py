@@ -697,6 +697,22 @@ def test_a_parameter_that_an_exporter_computed_with_and_kept_is_named() -> None:
     assert names(graph, "parameter") == {"w", "sub", "e"}
 
 
+def test_scales_of_quantised_operators_are_no_weights() -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>
+    g (uint8[N, 2] x) => (float[N, 2] y)
+    <float[1] s = {0.1}, uint8 z = {0}, uint8[2, 2] w = {1, 2, 3, 4}, float[2] each = {0.1, 0.2}, uint8[2] zeros = {0, 0},
+     float[1] r = {0.5}, float[2] t = {1, 2}> {
+      a = com.microsoft.QGemm (x, s, z, w, each, zeros, , r, z)
+      b = com.microsoft.QLinearAdd (a, r, z, x, s, z, r, z)
+      c = com.microsoft.QLinearSigmoid (b, r, z, s, z)
+      d = DequantizeLinear (c, s, z)
+      y = Mul (d, t)
+    }"""
+    graph = load(onnx.parser.parse_model(text))
+    assert names(graph, "parameter") == {"t"}
+    assert {"s", "each", "r"} <= set(graph.info["frozen"])
+
+
 def test_one_number_is_a_weight_where_the_exporter_gave_it_a_name_of_the_network() -> None:
     names = ["scale", "blocks_0.alpha", "val_3", "onnx__Mul_7", "p.0"]
     lines = " ".join(f"y{i + 1} = Mul (y{i}, s{i})" for i in range(len(names)))

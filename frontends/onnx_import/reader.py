@@ -63,23 +63,19 @@ RETRIES = (
 FLOATING = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 FAULTS = (PullbackError, ValueError, TypeError, IndexError, KeyError, ArithmeticError, AttributeError)
 
+SCALES: dict[str, tuple[int, ...]] = {  # where quantised operators take their scales
+    "QuantizeLinear": (1,), "DequantizeLinear": (1,), "QLinearMatMul": (1, 4, 6), "QLinearConv": (1, 4, 6), "QGemm": (1, 4, 7), "MatMulNBits": (2,),
+    "MatMulIntegerToFloat": (2, 3), "DynamicQuantizeMatMul": (2,), "QAttention": (3, 4), "QLinearAdd": (1, 4, 6), "QLinearMul": (1, 4, 6),
+    "QLinearWhere": (2, 5, 7), **dict.fromkeys((
+        "QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax", "QLinearAveragePool", "QLinearGlobalAveragePool", "QLinearReduceMean",
+    ), (1, 3)),
+}  # fmt: skip
+
 # operands whose stored tensors are no weights: (operator, position) -> role, suffix of a tensor that is a weight elsewhere, reason
 USES: dict[tuple[str, int], tuple[str, str, str]] = {
     ("BatchNormalization", 3): ("state", "running_mean", "running mean of a normalisation"),
     ("BatchNormalization", 4): ("state", "running_var", "running variance of a normalisation"),
-    ("QuantizeLinear", 1): ("frozen", "scale", "quantisation scale"),
-    ("DequantizeLinear", 1): ("frozen", "scale", "quantisation scale"),
-    ("QLinearMatMul", 1): ("frozen", "scale", "quantisation scale"),
-    ("QLinearMatMul", 4): ("frozen", "scale", "quantisation scale"),
-    ("QLinearMatMul", 6): ("frozen", "scale", "quantisation scale"),
-    ("QLinearConv", 1): ("frozen", "scale", "quantisation scale"),
-    ("QLinearConv", 4): ("frozen", "scale", "quantisation scale"),
-    ("QLinearConv", 6): ("frozen", "scale", "quantisation scale"),
-    ("MatMulNBits", 2): ("frozen", "scale", "quantisation scale"),
-    ("MatMulIntegerToFloat", 2): ("frozen", "scale", "quantisation scale"),
-    ("MatMulIntegerToFloat", 3): ("frozen", "scale", "quantisation scale"),
-    ("DynamicQuantizeMatMul", 2): ("frozen", "scale", "quantisation scale"),
-    ("QAttention", 4): ("frozen", "scale", "quantisation scale"),
+    **{(op, i): ("frozen", "scale", "quantisation scale") for op, places in SCALES.items() for i in places},
     ("OneHot", 2): ("frozen", "values", "values of a one-hot tensor"),
     ("RotaryEmbedding", 1): (
         "frozen",
