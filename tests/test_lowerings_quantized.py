@@ -12,8 +12,10 @@ from one_node import Case, check_emission, check_values
 from onnx import helper, numpy_helper
 from pullback.algebra import primitives as p
 from pullback.algebra.calculus.vjp import vjp
+from pullback.algebra.errors import Refusal
 from pullback.algebra.evaluate import evaluate
 from pullback.algebra.graph import Graph, Value, building
+from pullback.algebra.training.step import training_step
 from pullback.frontends.onnx_import import load
 
 RNG = np.random.default_rng(5)
@@ -246,3 +248,14 @@ def test_a_float_that_is_dequantised_has_its_gradient_by_the_scale() -> None:
     found = gradient(graph, "x", {"x": SCALES[:5]})
     assert found is not None
     np.testing.assert_allclose(found, (A.astype(np.float32) - np.arange(1, 6)).sum(axis=0), rtol=1e-6)
+
+
+def test_a_model_of_integer_weights_says_why_nothing_can_be_trained() -> None:
+    model = onnx.parser.parse_model("""
+    <ir_version: 10, opset_import: ["" : 17]>
+    g (float[N, 2] x) => (float[N, 3] y) <int8[2, 3] w = {1, 2, 3, 4, 5, 6}, float s = {0.1}, int8 z = {0}> {
+      d = DequantizeLinear (w, s, z)
+      y = MatMul (x, d)
+    }""")
+    with pytest.raises(Refusal, match="weights stored as integers cannot be trained: train the floating model"):
+        training_step(load(model), loss="mse_loss")

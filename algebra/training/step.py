@@ -448,7 +448,15 @@ def _build(graph: Graph, goal: Objective, options: _Options, names: Names) -> Tr
         kept=kept_statistics_of(graph), frozen_groups=stopped,
     )  # fmt: skip
     if not selection.trained:
-        raise Refusal(f"nothing to train in {graph.name!r}", [f"{n}: {why}" for n, why in selection.left_out.items()])
+        reasons = [f"{n}: {why}" for n, why in selection.left_out.items()]
+        if any(
+            v.primitive.name == "literal" and len(v.shape) > 1 and v.dtype.integral and v.dtype.bits <= 8
+            for v in graph.nodes
+        ):
+            reasons.append(
+                "weights stored as integers cannot be trained: train the floating model, and quantise it afterwards"
+            )
+        raise Refusal(f"nothing to train in {graph.name!r}", reasons)
     base = graph.with_(
         inputs=(*graph.inputs, *goal.targets),
         outputs={loss_name: goal.value, **graph.outputs},
