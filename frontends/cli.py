@@ -848,6 +848,11 @@ def check(model: str, of: tuple[str, ...], wrt: tuple[str, ...], data: str | Non
             (r.name, f"{r.by_rule:.9g}", f"{r.by_differences:.9g}", f"{r.error:.1e}", "ok" if r.passed else "WRONG") for r in rows
         ])  # fmt: skip
         click.echo(f"{len(rows) - len(failed)} of {len(rows)} agree")
+    if failed and click.get_current_context().meta.get(CHOSEN, {}).get("straight_through"):
+        click.echo(
+            "--straight-through takes 1 for the derivative of rounding, which differences do not: behind rounding the two disagree",
+            err=True,
+        )
     if failed:
         sys.exit(1)
 

@@ -845,3 +845,14 @@ def test_json_has_null_where_there_is_no_number(capsys: pytest.CaptureFixture[st
         "loss": [1.5, None],
         "rows": [{"best": None}],
     }
+
+
+def test_check_says_why_straight_through_gradients_disagree(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model("""
+    <ir_version: 10, opset_import: ["" : 17]>
+    g (float[3] x) => (float[3] y) <float s = {0.1}, int8 z = {0}> { q = QuantizeLinear (x, s, z)  y = DequantizeLinear (q, s, z) }""")
+    onnx.save(model, tmp_path / "q.onnx")
+    result = call("check", str(tmp_path / "q.onnx"), "--straight-through")
+    assert result.exit_code == 1
+    assert "WRONG" in result.output
+    assert "takes 1 for the derivative of rounding" in result.output
