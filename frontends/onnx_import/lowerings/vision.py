@@ -236,10 +236,8 @@ def deform_conv(x: Value, w: Value, offset: Value, b: Value | None = None, mask:
         lines.append(
             point_line(p.add(p.reshape(move, shape=shape), p.add(tap, out)), x.shape[2 + i], "linear", "zeros")
         )
-    parts = p.reshape(
-        by_group(x, 1, offset_group, "the input channels"),
-        shape=(rows, simplest(x.shape[1] / offset_group), *x.shape[2:]),
-    )
+    moved = by_group(x, 1, offset_group, "the input channels")
+    parts = p.reshape(moved, shape=(rows, *moved.shape[2:]))
     taken = sampled(parts, lines)  # [N offset_group, K.., O.., C / offset_group]
     if mask is not None:
         taken = p.mul(
